@@ -1,0 +1,280 @@
+"""The exception tree.
+
+Every error says what failed, where, why, and one next action (``hint``). ``errors`` imports nothing of
+pandacore, so the Rust extension can raise these classes without a cycle.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgentFailed",
+    "AuthenticationFailed",
+    "BudgetExceeded",
+    "Cancelled",
+    "CircuitOpen",
+    "ConfigError",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "DuplicateId",
+    "ForkedHandle",
+    "InvalidName",
+    "InvalidOutput",
+    "InvalidPlan",
+    "ModelError",
+    "ModelNotFound",
+    "ModelUnavailable",
+    "NoTeam",
+    "Overloaded",
+    "PandacoreError",
+    "PayloadTooLarge",
+    "ProtocolError",
+    "RateLimited",
+    "RunFailed",
+    "ShapeError",
+    "StateError",
+    "Truncated",
+    "UnknownAgent",
+    "UnknownCapability",
+    "UnknownOutcome",
+    "UnsupportedFeature",
+]
+
+
+class PandacoreError(Exception):
+    """Base of every error that pandacore raises.
+
+    Parameters
+    ----------
+    message : str
+        What failed and why.
+    where : str, optional
+        The place, as a path such as ``$.steps[2].input``, a file, or an address.
+    hint : str, optional
+        The one next action that is most likely to help.
+    """
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text} ({self.hint})" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The keyword-only arguments would be lost by the default protocol.
+        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+
+
+def _rebuild(
+    kind: type[PandacoreError], args: tuple[object, ...], state: dict[str, object]
+) -> PandacoreError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(PandacoreError, ValueError):
+    """A setting or argument is unknown, malformed or out of range."""
+
+
+class ShapeError(PandacoreError, ValueError):
+    """An array has the wrong dtype, dimension or length."""
+
+
+class StateError(PandacoreError, RuntimeError):
+    """The object is not in a state that allows the call: not started, closed, or half failed."""
+
+
+class ForkedHandle(StateError):
+    """The object was created before a ``fork``; the child process must create its own."""
+
+
+class InvalidName(PandacoreError, ValueError):
+    """A display name or capability breaks the naming rule."""
+
+
+class DuplicateId(PandacoreError, ValueError):
+    """An id that must be unique occurs twice."""
+
+
+class UnknownAgent(PandacoreError, KeyError):
+    """No agent with this id is registered."""
+
+    __str__ = PandacoreError.__str__  # KeyError would print the repr
+
+
+class UnknownCapability(PandacoreError, KeyError):
+    """The name cannot be resolved to exactly one capability of the registry."""
+
+    __str__ = PandacoreError.__str__
+
+
+class InvalidPlan(PandacoreError, ValueError):
+    """A plan has a cycle, an unknown dependency, or a subtask that no rule allows."""
+
+
+class NoTeam(PandacoreError):
+    """No valid team exists. ``missing`` maps each short capability to the number of agents it lacks."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: dict[str, int] | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.missing = dict(missing or {})
+
+
+class Overloaded(PandacoreError):
+    """A bounded queue is full; nothing was started."""
+
+
+class BudgetExceeded(PandacoreError):
+    """A cap would be passed. Checked before the call, so nothing was spent beyond ``used``.
+
+    ``kind`` is the cap (``tokens``, ``wall_s``, ``steps``, ...), ``limit`` its value, ``used`` what is
+    spent or reserved, ``asked`` what the refused call wanted.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "tokens",
+        limit: float = 0,
+        used: float = 0,
+        asked: float = 0,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.kind = kind
+        self.limit = limit
+        self.used = used
+        self.asked = asked
+
+
+class DeadlineExceeded(PandacoreError, TimeoutError):
+    """The deadline passed before an answer came."""
+
+
+class Cancelled(PandacoreError):
+    """The caller cancelled the work."""
+
+
+class ConnectionLost(PandacoreError, ConnectionError):
+    """The peer could not be reached, or the stream broke before anything was executed."""
+
+
+class UnknownOutcome(PandacoreError):
+    """The peer vanished after it began: the effect may have happened. Not retried unless idempotent."""
+
+
+class PayloadTooLarge(PandacoreError, ValueError):
+    """A payload passes the message limit; never retried. Sizes in bytes."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        size: int = 0,
+        limit: int = 0,
+        producer: str = "",
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.size = size
+        self.limit = limit
+        self.producer = producer
+
+
+class ProtocolError(PandacoreError):
+    """A peer sent something that the protocol does not allow."""
+
+
+class AgentFailed(PandacoreError):
+    """An agent's own code raised; ``kind`` is the class name of that exception."""
+
+    def __init__(
+        self, message: str, *, kind: str = "", where: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.kind = kind
+
+
+class RunFailed(PandacoreError):
+    """A run ended without an output; ``status`` is its terminal state."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: str = "failed",
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.status = status
+
+
+class ModelError(PandacoreError):
+    """Base of what can go wrong with a model call. ``retryable`` says if a retry may help."""
+
+    retryable = False
+
+
+class ModelNotFound(ModelError):
+    """The server, or the catalogue, has no such model."""
+
+
+class ModelUnavailable(ModelError, ConnectionError):
+    """The model server refused, broke off or failed with a server error."""
+
+    retryable = True
+
+
+class RateLimited(ModelError):
+    """The model server asked for fewer calls. ``retry_after_s`` is its wish in seconds, if it gave one."""
+
+    retryable = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class CircuitOpen(ModelUnavailable):
+    """The breaker is open after repeated failures; no call was made."""
+
+    retryable = False
+
+
+class AuthenticationFailed(ModelError):
+    """The model server rejected the credentials."""
+
+
+class UnsupportedFeature(ModelError):
+    """The backend cannot honour a requested option, and says so rather than ignore it."""
+
+
+class InvalidOutput(ModelError):
+    """The model's output is not what was asked for: malformed JSON, a schema violation, a wrong type."""
+
+
+class Truncated(ModelError):
+    """The model's output was cut off; it is never parsed into an action."""

@@ -1,0 +1,1 @@
+//! Registry, capability pools and team assembly.

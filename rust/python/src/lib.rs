@@ -1,0 +1,17 @@
+//! The extension module `pandacore._core`: exports only.
+mod detach;
+mod error;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _core {
+    use super::*;
+
+    /// True when this build has optimisation on; benches refuse to run without it.
+    #[pymodule_init]
+    fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
+        m.add("RELEASE_BUILD", !cfg!(debug_assertions))?;
+        m.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
