@@ -1,0 +1,1 @@
+"""gRPC bindings: generated code in ``v1``, and the mapping between typed errors and the wire."""

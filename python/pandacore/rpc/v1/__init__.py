@@ -1,0 +1,1 @@
+"""Generated from ``proto/pandacore/rpc/v1``; run ``make proto`` after an edit there."""
