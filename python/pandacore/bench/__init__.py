@@ -1,0 +1,13 @@
+"""Benchmarks that run from the command line: ``pandacore bench NAME``.
+
+`BENCHES` maps each name to the module that holds it and one line about it; nothing is imported until asked
+for. A bench module has a function ``run(bench: Bench) -> None``; a tuple ``PEERS`` of the names that
+``--against`` takes, if it compares; and a tuple ``OPTIONS`` of `Option`, if it has options of its own.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BENCHES"]
+
+# One line per bench, in alphabetical order.
+BENCHES: dict[str, tuple[str, str]] = {}
