@@ -17,6 +17,7 @@ __all__ = [
     "DeadlineExceeded",
     "DuplicateId",
     "ForkedHandle",
+    "InvalidKey",
     "InvalidName",
     "InvalidOutput",
     "InvalidPlan",
@@ -95,6 +96,10 @@ class ForkedHandle(StateError):
 
 class InvalidName(PandacoreError, ValueError):
     """A display name or capability breaks the naming rule."""
+
+
+class InvalidKey(PandacoreError, ValueError):
+    """A key, key file or ``did:key`` text is malformed, or not an Ed25519 key."""
 
 
 class DuplicateId(PandacoreError, ValueError):

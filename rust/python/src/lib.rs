@@ -1,12 +1,16 @@
 //! The extension module `pandacore._core`: exports only.
 mod detach;
 mod error;
+mod trust;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
     use super::*;
+
+    #[pymodule_export]
+    use crate::trust::{PyKeyPair, did_of, parse_did, verify_signature};
 
     /// True when this build has optimisation on; benches refuse to run without it.
     #[pymodule_init]
