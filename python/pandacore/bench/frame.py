@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -314,7 +314,7 @@ class Bench:
                 for case, s in samples.items()
             }
             mine = values.pop(ours.name)
-            extra: dict[str, object] = {"calls": int(samples[ours.name].seconds.size), **conditions}
+            extra: dict[str, Any] = {"calls": int(samples[ours.name].seconds.size), **conditions}
             if not values:
                 self.emit(name, mine, unit, agents=agents, **extra)
                 continue
