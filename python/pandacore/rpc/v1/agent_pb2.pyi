@@ -1,0 +1,214 @@
+from pandacore.rpc.v1 import model_pb2 as _model_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTEMPT_STATE_UNSPECIFIED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_UNKNOWN: _ClassVar[AttemptState]
+    ATTEMPT_STATE_QUEUED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_RUNNING: _ClassVar[AttemptState]
+    ATTEMPT_STATE_COMPLETED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_FAILED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_CANCELLED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_ABANDONED: _ClassVar[AttemptState]
+ATTEMPT_STATE_UNSPECIFIED: AttemptState
+ATTEMPT_STATE_UNKNOWN: AttemptState
+ATTEMPT_STATE_QUEUED: AttemptState
+ATTEMPT_STATE_RUNNING: AttemptState
+ATTEMPT_STATE_COMPLETED: AttemptState
+ATTEMPT_STATE_FAILED: AttemptState
+ATTEMPT_STATE_CANCELLED: AttemptState
+ATTEMPT_STATE_ABANDONED: AttemptState
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("agent_id",)
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    def __init__(self, agent_id: _Optional[bytes] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("queued", "running", "reserved", "concurrency", "queue_limit", "service_s", "accepting")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_S_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTING_FIELD_NUMBER: _ClassVar[int]
+    queued: int
+    running: int
+    reserved: int
+    concurrency: int
+    queue_limit: int
+    service_s: float
+    accepting: bool
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., concurrency: _Optional[int] = ..., queue_limit: _Optional[int] = ..., service_s: _Optional[float] = ..., accepting: _Optional[bool] = ...) -> None: ...
+
+class InviteRequest(_message.Message):
+    __slots__ = ("agent_id", "run_id", "capability", "ttl_ms")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    run_id: str
+    capability: str
+    ttl_ms: int
+    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., capability: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class InviteReply(_message.Message):
+    __slots__ = ("accepted", "reason", "load")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    load: ProbeReply
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., load: _Optional[_Union[ProbeReply, _Mapping]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("agent_id", "run_id")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    run_id: str
+    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
+class AssignRequest(_message.Message):
+    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt", "capability", "instruction", "root_text", "inputs_json", "documents", "priority", "token_budget", "idempotency_key", "metadata_json", "unlimited_tokens")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    UNLIMITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    run_id: str
+    subtask_id: str
+    attempt: int
+    capability: str
+    instruction: str
+    root_text: str
+    inputs_json: str
+    documents: _containers.RepeatedCompositeFieldContainer[_model_pb2.Document]
+    priority: int
+    token_budget: int
+    idempotency_key: str
+    metadata_json: str
+    unlimited_tokens: bool
+    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., root_text: _Optional[str] = ..., inputs_json: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., priority: _Optional[int] = ..., token_budget: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., metadata_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ...) -> None: ...
+
+class AssignEvent(_message.Message):
+    __slots__ = ("accepted", "started", "progress", "completed", "failed")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    accepted: Accepted
+    started: Started
+    progress: Progress
+    completed: Completed
+    failed: Failed
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("queue_position",)
+    QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    queue_position: int
+    def __init__(self, queue_position: _Optional[int] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class Completed(_message.Message):
+    __slots__ = ("output_json", "usage", "queued_s", "run_s")
+    OUTPUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    output_json: str
+    usage: _model_pb2.Usage
+    queued_s: float
+    run_s: float
+    def __init__(self, output_json: _Optional[str] = ..., usage: _Optional[_Union[_model_pb2.Usage, _Mapping]] = ..., queued_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("error", "usage", "executed")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    EXECUTED_FIELD_NUMBER: _ClassVar[int]
+    error: _model_pb2.ErrorDetail
+    usage: _model_pb2.Usage
+    executed: bool
+    def __init__(self, error: _Optional[_Union[_model_pb2.ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[_model_pb2.Usage, _Mapping]] = ..., executed: _Optional[bool] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    run_id: str
+    subtask_id: str
+    attempt: int
+    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class CancelReply(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: AttemptState
+    def __init__(self, state: _Optional[_Union[AttemptState, str]] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("agent_id", "subtask_id", "attempt", "state")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    subtask_id: str
+    attempt: int
+    state: AttemptState
+    def __init__(self, agent_id: _Optional[bytes] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ...) -> None: ...
