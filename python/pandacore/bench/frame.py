@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pandacore.bench import BENCHES
+from pandacore.bench.text import columns, number
 from pandacore.errors import ConfigError, StateError
 
 __all__ = [
@@ -33,9 +34,10 @@ __all__ = [
     "Option",
     "Row",
     "Sample",
-    "columns",
     "load_bench",
     "machine_facts",
+    "parse_options",
+    "plain",
     "require_release_build",
     "run_bench",
     "table",
@@ -154,17 +156,17 @@ class Row:
             "bench": self.bench,
             "metric": self.metric,
             "agents": self.agents,
-            "value": _plain(self.value),
+            "value": plain(self.value),
             "unit": self.unit,
             "peer": self.peer,
-            "peer_value": _plain(self.peer_value),
-            "ratio": _plain(self.ratio),
+            "peer_value": plain(self.peer_value),
+            "ratio": plain(self.ratio),
             "ratio_is": self.ratio_is,
         }
-        return fixed | {key: _plain(value) for key, value in self.conditions.items() if key not in fixed}
+        return fixed | {key: plain(value) for key, value in self.conditions.items() if key not in fixed}
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """Turn NumPy scalars into Python's, and what JSON cannot say (inf, nan) into null."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -523,7 +525,7 @@ def run_bench(
         The extension is not a release build.
     """
     entry = load_bench(name)
-    values = _options(name, entry.options, options or {})
+    values = parse_options(name, entry.options, options or {})
     for peer in against:
         if peer not in entry.peers:
             raise ConfigError(
@@ -568,7 +570,14 @@ def _with_machine(row: Row, machine: Mapping[str, object]) -> Row:
     )
 
 
-def _options(name: str, known: Sequence[Option], given: Mapping[str, str]) -> dict[str, object]:
+def parse_options(name: str, known: Sequence[Option], given: Mapping[str, str]) -> dict[str, object]:
+    """Return the value of every known option from the texts given on the command line.
+
+    Raises
+    ------
+    ConfigError
+        A name is unknown or a text does not fit.
+    """
     values: dict[str, object] = {option.name: option.default for option in known}
     for key, text in given.items():
         option = next((o for o in known if o.name == key), None)
@@ -597,10 +606,10 @@ def table(rows: Sequence[Row]) -> str:
         (
             row.metric,
             "" if row.agents is None else f"{row.agents:,}",
-            _number(row.value),
+            number(row.value),
             row.unit,
             row.peer or "",
-            _number(row.peer_value),
+            number(row.peer_value),
             _ratio(row),
             " ".join(
                 f"{key}={value}"
@@ -613,29 +622,7 @@ def table(rows: Sequence[Row]) -> str:
     return columns(head, body, right={1, 2, 5, 6})
 
 
-def columns(head: Sequence[str], body: Sequence[Sequence[str]], *, right: set[int] | None = None) -> str:
-    """Align rows of text under a head; the columns in ``right`` are set flush right."""
-    right = right or set()
-    widths = [max([len(title), *(len(line[i]) for line in body)]) for i, title in enumerate(head)]
-    lines = []
-    for line in [head, ["-" * w for w in widths], *body]:
-        cells = [
-            c.rjust(w) if i in right else c.ljust(w)
-            for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    if value and abs(value) < 0.01:
-        return f"{value:.2e}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def _ratio(row: Row) -> str:
     if row.ratio is None:
         return ""
-    return f"{_number(row.ratio)}x faster" if row.ratio_is == "times_faster" else f"{row.ratio:.3g} of it"
+    return f"{number(row.ratio)}x faster" if row.ratio_is == "times_faster" else f"{row.ratio:.3g} of it"

@@ -1,0 +1,13 @@
+"""Studies that run from the command line: ``pandacore experiment NAME``.
+
+`EXPERIMENTS` maps each name to the module that holds it and one line about it; nothing is imported until
+asked for. A module has a function ``run(experiment: Experiment) -> None``; a tuple ``OPTIONS`` of `Option`,
+if it has options of its own; and ``plot(rows, figure) -> None``, if it can be drawn.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EXPERIMENTS"]
+
+# One line per experiment, in alphabetical order.
+EXPERIMENTS: dict[str, tuple[str, str]] = {}
