@@ -1,0 +1,121 @@
+"""Decentralised collectives of LLM agents, with a Rust core.
+
+Names are loaded when first used, so that ``import pandacore`` stays fast.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# Eager, and light: `pandacore.agent` is the decorator, and would be the module if that were loaded later.
+from pandacore.agent import Agent, AgentContext, agent
+
+if TYPE_CHECKING:
+    from pandacore.collective import Collective, SyncCollective
+    from pandacore.errors import PandacoreError
+    from pandacore.models.client import ModelClient
+    from pandacore.models.types import ChatRequest, Document, Message, Usage
+    from pandacore.patterns import Pattern, Star
+    from pandacore.plan import Plan, Subtask
+    from pandacore.registry import Registry, Team, TeamSpec
+    from pandacore.task import (
+        Budget,
+        Event,
+        Failure,
+        PlanReady,
+        Result,
+        RunFinished,
+        RunStarted,
+        Status,
+        SubtaskCompleted,
+        SubtaskFailed,
+        SubtaskProgress,
+        SubtaskStarted,
+        Task,
+        TeamFormed,
+    )
+    from pandacore.trust import KeyPair
+
+__all__ = [
+    "Agent",
+    "AgentContext",
+    "Budget",
+    "ChatRequest",
+    "Collective",
+    "Document",
+    "Event",
+    "Failure",
+    "KeyPair",
+    "Message",
+    "ModelClient",
+    "PandacoreError",
+    "Pattern",
+    "Plan",
+    "PlanReady",
+    "Registry",
+    "Result",
+    "RunFinished",
+    "RunStarted",
+    "Star",
+    "Status",
+    "Subtask",
+    "SubtaskCompleted",
+    "SubtaskFailed",
+    "SubtaskProgress",
+    "SubtaskStarted",
+    "SyncCollective",
+    "Task",
+    "Team",
+    "TeamFormed",
+    "TeamSpec",
+    "Usage",
+    "__version__",
+    "agent",
+]
+
+_HOME = {
+    "pandacore.collective": ("Collective", "SyncCollective"),
+    "pandacore.errors": ("PandacoreError",),
+    "pandacore.models.client": ("ModelClient",),
+    "pandacore.models.types": ("ChatRequest", "Document", "Message", "Usage"),
+    "pandacore.patterns": ("Pattern", "Star"),
+    "pandacore.plan": ("Plan", "Subtask"),
+    "pandacore.registry": ("Registry", "Team", "TeamSpec"),
+    "pandacore.task": (
+        "Budget",
+        "Event",
+        "Failure",
+        "PlanReady",
+        "Result",
+        "RunFinished",
+        "RunStarted",
+        "Status",
+        "SubtaskCompleted",
+        "SubtaskFailed",
+        "SubtaskProgress",
+        "SubtaskStarted",
+        "Task",
+        "TeamFormed",
+    ),
+    "pandacore.trust": ("KeyPair",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from pandacore._core import __version__
+
+        return __version__
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'pandacore' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

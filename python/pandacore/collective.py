@@ -1,0 +1,574 @@
+"""The collective: agents that can be given tasks. Async first, with one sync facade over the same object."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pandacore import errors
+from pandacore.agent import Agent
+from pandacore.task import Budget, Result, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+    from types import TracebackType
+
+    from pandacore.models.client import ModelClient
+    from pandacore.patterns.base import Pattern
+    from pandacore.registry import Registry
+    from pandacore.task import Event
+    from pandacore.team.assembly import Assembler, LoadBook
+    from pandacore.team.client import AgentClient
+    from pandacore.team.driver import EventStream, Run, Services
+    from pandacore.team.host import Host
+
+__all__ = ["Collective", "SyncCollective"]
+
+T = TypeVar("T")
+
+MAX_RUNS: Final = 1_000
+"""Runs of one collective that are in progress at once; further ones wait for a place."""
+MAX_WAITING: Final = 10_000
+"""Runs that wait for a place; more are refused as ``Overloaded``."""
+_CLOSE_S: Final = 5.0
+
+
+class Collective:
+    """Agents of this process, served over gRPC on loopback, and the runs they work on.
+
+    Made by :meth:`local`. ``async with`` gives this object, bound to the running event loop; a plain
+    ``with`` gives the :class:`SyncCollective` facade over it, which works in scripts, notebooks and tests,
+    whether or not a loop runs.
+
+    Examples
+    --------
+    >>> import pandacore as pc
+    >>> @pc.agent(capabilities=["text.upper"])
+    ... async def upper(task: pc.Task) -> str:
+    ...     return task.text.upper()
+    >>> with pc.Collective.local() as c:
+    ...     _ = c.add(upper)
+    ...     print(c.run("hello").output)
+    HELLO
+    """
+
+    def __init__(self, *, model: str | ModelClient | None = None, seed: int | None = None) -> None:
+        self._model_spec = model
+        self._random = Random(seed)
+        self._pid = os.getpid()
+        self._state = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._exit: contextlib.AsyncExitStack | None = None
+        self._agents: dict[bytes, Agent] = {}
+        self._runs: set[Run] = set()
+        self._places = asyncio.Semaphore(MAX_RUNS)
+        self._waiting = 0
+        self._registry: Registry | None = None
+        self._book: LoadBook | None = None
+        self._assembler: Assembler | None = None
+        self._host: Host | None = None
+        self._client: AgentClient | None = None
+        self._model: ModelClient | None = None
+        self._facade: SyncCollective | None = None
+
+    @classmethod
+    def local(cls, *, model: str | ModelClient | None = None, seed: int | None = None) -> Collective:
+        """A collective of this process alone.
+
+        Parameters
+        ----------
+        model : str or ModelClient, optional
+            What ``ctx.model`` and the planner use: ``"extractive"`` (no weights), ``"llama:NAME"``,
+            ``"openai:MODEL"``, or ``"grpc://host:port/model"`` of a running server. The first three start a
+            model server as a child process. None: no model; plans are made by rule.
+        seed : int, optional
+            For every random choice of the runtime (ties between agents, jitter).
+        """
+        return cls(model=model, seed=seed)
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Collective:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __enter__(self) -> SyncCollective:
+        self._require("new", "it was started before")
+        self._facade = SyncCollective(self)
+        self._facade._open()
+        return self._facade
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._facade is not None
+        self._facade.close()
+
+    async def _start(self) -> None:
+        from pandacore.models.connect import connect
+        from pandacore.registry import Registry
+        from pandacore.team.assembly import Assembler, LoadBook
+        from pandacore.team.client import AgentClient
+        from pandacore.team.host import Host
+
+        self._require("new", "it was started before")
+        self._state = "starting"
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if self._model_spec is not None:
+                    handle = await stack.enter_async_context(connect(self._model_spec))
+                    self._model = handle.client
+                registry = self._registry = Registry(seed=self._random.getrandbits(63))
+                book = self._book = LoadBook(registry)
+                host = self._host = Host(
+                    model=self._model, load_changed=lambda agent, load: book.report(agent.id, load)
+                )
+                stack.push_async_callback(host.close)
+                client = self._client = AgentClient(await host.start())
+                stack.push_async_callback(client.close)
+                self._assembler = Assembler(
+                    registry,
+                    book,
+                    agent=self._agents.__getitem__,
+                    client=lambda _: client,
+                    random=self._random,
+                )
+                for agent in self._agents.values():
+                    self._announce(agent)
+                self._exit = stack.pop_all()
+        except BaseException:
+            self._state = "closed"
+            raise
+        self._state = "open"
+
+    async def close(self) -> None:
+        """Cancel what runs, stop serving and end the model server. Idempotent."""
+        self._check_process()
+        if self._state in ("closed", "new"):
+            self._state = "closed"
+            return
+        self._check_loop()
+        self._state = "closed"
+        await asyncio.gather(*(run.cancel() for run in list(self._runs)), return_exceptions=True)
+        if self._exit is not None:
+            await self._exit.aclose()
+            self._exit = None
+
+    # -- agents --------------------------------------------------------------------------------------
+
+    def add(self, *agents: object, replicas: int = 1) -> list[Agent]:
+        """Add agents: :class:`Agent` objects, or functions and classes marked with ``@agent``.
+
+        Parameters
+        ----------
+        replicas : int
+            How many agents, each with its own key and queue, to make of every marked function or class.
+
+        Raises
+        ------
+        ConfigError
+            An argument is no agent.
+        DuplicateId
+            The same :class:`Agent` was added before.
+        StateError
+            The collective is closed.
+        """
+        self._check_process()
+        if self._state == "closed":
+            raise errors.StateError("the collective is closed", hint="make a new one with Collective.local()")
+        if not 1 <= replicas <= 100_000:
+            raise errors.ConfigError(
+                f"must be 1 to 100000, not {replicas}", where="add(replicas=…)", hint="use 1"
+            )
+        if replicas > 1 and any(isinstance(a, Agent) for a in agents):
+            raise errors.ConfigError(
+                "an Agent has one key, so it cannot be replicated",
+                where="add(replicas=…)",
+                hint="pass the marked function or class instead",
+            )
+        made = [Agent.of(target) for target in agents for _ in range(replicas)]
+        ids = [agent.id for agent in made]
+        if len(set(ids)) < len(ids) or any(i in self._agents for i in ids):
+            raise errors.DuplicateId("the same agent is added twice", hint="give the second one its own key")
+        for agent in made:
+            self._agents[agent.id] = agent
+            if self._state == "open":
+                self._announce(agent)
+        return made
+
+    async def remove(self, agent: Agent) -> None:
+        """Withdraw an agent; what it works on is cancelled.
+
+        Raises
+        ------
+        UnknownAgent
+            It is not in the collective.
+        """
+        self._require_open()
+        assert self._host is not None
+        assert self._registry is not None
+        assert self._book is not None
+        if agent.id not in self._agents:
+            raise errors.UnknownAgent(f"{agent.name!r} is not in the collective", hint="add it first")
+        self._registry.withdraw(agent.id)
+        self._book.forget(agent.id)
+        await self._host.remove(agent.id)
+        del self._agents[agent.id]
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """The agents, in the order they were added."""
+        return tuple(self._agents.values())
+
+    @property
+    def registry(self) -> Registry:
+        """The registry behind the collective; read it freely, change it through ``add`` and ``remove``."""
+        self._require_open()
+        assert self._registry is not None
+        return self._registry
+
+    @property
+    def address(self) -> str:
+        """Where this process serves its agents, ``127.0.0.1:PORT``."""
+        self._require_open()
+        assert self._host is not None
+        return self._host.address
+
+    # -- runs ----------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        task: Task | str,
+        *,
+        pattern: str | type[Pattern] = "star",
+        budget: Budget | None = None,
+        planner: str = "auto",
+    ) -> Result:
+        """Run a task to its end.
+
+        Parameters
+        ----------
+        task : Task or str
+        pattern : str or Pattern class
+            ``"star"``, or a pattern of your own.
+        budget : Budget, optional
+            Default: no token cap, 300 s, 1000 subtask executions.
+        planner : str
+            ``"model"``, ``"rule"``, or ``"auto"``: the model if there is one and anything to decide.
+
+        Returns
+        -------
+        Result
+            Whatever happened: look at ``status`` and ``failures``; ``output`` raises unless completed.
+            Cancelling the awaiting task cancels the run, which has ended before the cancellation goes on.
+
+        Raises
+        ------
+        StateError, ForkedHandle
+            The collective is not open, or belongs to another loop or process.
+        Overloaded
+            More than 10,000 runs wait already.
+        ConfigError
+            An argument is not valid.
+        """
+        self._require_open()
+        async with self._place():
+            run = self.start(task, pattern=pattern, budget=budget, planner=planner)
+            try:
+                return await run.result()
+            except asyncio.CancelledError:
+                await run.cancel()
+                raise
+
+    def start(
+        self,
+        task: Task | str,
+        *,
+        pattern: str | type[Pattern] = "star",
+        budget: Budget | None = None,
+        planner: str = "auto",
+    ) -> Run:
+        """Begin a task and return at once; arguments as for :meth:`run`.
+
+        Raises
+        ------
+        Overloaded
+            1,000 runs are in progress; nothing was started.
+        """
+        from pandacore.team.driver import Run
+
+        self._require_open()
+        if len(self._runs) >= MAX_RUNS:
+            raise errors.Overloaded(f"{MAX_RUNS} runs are in progress", hint="wait for some of them")
+        if isinstance(task, str):
+            task = Task(task)
+        if not isinstance(task, Task):
+            raise errors.ConfigError(
+                f"a task is a Task or str, not {type(task).__name__}", hint="pass a string"
+            )
+        if planner not in ("auto", "model", "rule"):
+            raise errors.ConfigError(
+                f"no planner {planner!r}", where="run(planner=…)", hint="auto, model or rule"
+            )
+        run = Run(task, _pattern(pattern), budget or Budget(), self._services(), planner=planner)
+        self._runs.add(run)
+        run._main.add_done_callback(lambda _: self._runs.discard(run))
+        return run
+
+    def stream(
+        self,
+        task: Task | str,
+        *,
+        pattern: str | type[Pattern] = "star",
+        budget: Budget | None = None,
+        planner: str = "auto",
+    ) -> EventStream:
+        """Begin a task and iterate over its events; leaving early cancels it. Arguments as for :meth:`run`."""
+        from pandacore.team.driver import EventStream
+
+        run = self.start(task, pattern=pattern, budget=budget, planner=planner)
+        return EventStream(run, after=0, owns_run=True)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> Any:
+        if self._places.locked() and self._waiting >= MAX_WAITING:
+            raise errors.Overloaded(f"{self._waiting} runs wait already", hint="wait for some of them")
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def _services(self) -> Services:
+        from pandacore.team.driver import Services
+
+        assert self._assembler is not None
+        assert self._book is not None
+        assert self._client is not None
+        client = self._client
+        return Services(
+            assembler=self._assembler,
+            book=self._book,
+            client=lambda _: client,
+            model=self._model,
+            vocabulary=self._vocabulary,
+            random=self._random,
+        )
+
+    def _vocabulary(self) -> dict[str, str]:
+        """Capabilities of the collective and what the first agent with each says of itself."""
+        found: dict[str, str] = {}
+        for agent in self._agents.values():
+            for name in agent.capabilities:
+                found.setdefault(name, agent.description)
+        return found
+
+    def _announce(self, agent: Agent) -> None:
+        assert self._registry is not None
+        assert self._host is not None
+        self._host.add(agent)
+        self._registry.announce(agent.id, agent.capabilities, concurrency=agent.concurrency)
+
+    def _require_open(self) -> None:
+        self._require("open", "")
+        self._check_loop()
+
+    def _require(self, state: str, why: str) -> None:
+        self._check_process()
+        if self._state == state:
+            return
+        hints = {
+            "new": "enter it first: `async with Collective.local() as c:` or `with …`",
+            "starting": "wait until `async with` has entered",
+            "open": "make a new one with Collective.local()",
+            "closed": "make a new one with Collective.local()",
+        }
+        reason = (
+            why
+            or {"new": "it was never started", "starting": "it is starting", "closed": "it is closed"}[
+                self._state
+            ]
+        )
+        raise errors.StateError(f"the collective cannot do this: {reason}", hint=hints[self._state])
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.ForkedHandle(
+                f"the collective belongs to process {self._pid}, this is its fork {os.getpid()}",
+                hint="create a collective of its own in the child",
+            )
+
+    def _check_loop(self) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            raise errors.StateError(
+                f"the collective belongs to event loop {id(self._loop):#x}, "
+                + (f"the running one is {id(running):#x}" if running else "and no loop runs here"),
+                hint="use it on the loop that entered it, or use the sync facade: `with Collective.local() as c:`",
+            )
+
+    def __repr__(self) -> str:
+        return f"<Collective {self._state}, {len(self._agents)} agents, {len(self._runs)} runs>"
+
+
+def _pattern(pattern: str | type[Pattern]) -> type[Pattern]:
+    from pandacore.names import suggestions
+    from pandacore.patterns import PATTERNS
+    from pandacore.patterns.base import Pattern
+
+    if isinstance(pattern, str):
+        if pattern in PATTERNS:
+            return PATTERNS[pattern]
+        close = suggestions(pattern, PATTERNS)
+        raise errors.ConfigError(
+            f"no pattern {pattern!r}; known: {', '.join(PATTERNS)}",
+            where="run(pattern=…)",
+            hint=f"did you mean {close[0]!r}?" if close else "use one of them, or a Pattern class",
+        )
+    if isinstance(pattern, type) and issubclass(pattern, Pattern):
+        return pattern
+    raise errors.ConfigError(
+        "a pattern is a name or a Pattern class", where="run(pattern=…)", hint='use "star"'
+    )
+
+
+class SyncCollective:
+    """The blocking face of a :class:`Collective`, over an event loop in a private thread.
+
+    Usable from any thread. Ctrl-C cancels the run that is waited for.
+    """
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="pandacore", daemon=True)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _open(self) -> None:
+        self._thread.start()
+        try:
+            self._call(self._collective._start())
+        except BaseException:
+            self._stop()
+            raise
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._collective._check_process()
+            if not self._thread.is_alive() or self._loop.is_closed():
+                raise errors.StateError(
+                    "the collective is closed", hint="make a new one with Collective.local()"
+                )
+            if threading.current_thread() is self._thread:
+                raise errors.StateError(
+                    "a blocking call from inside an agent would wait for itself",
+                    hint="make the agent a plain function, which runs in a thread, or use the async collective",
+                )
+        except BaseException:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # KeyboardInterrupt above all: the work must not go on unseen
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_S)
+
+    def close(self) -> None:
+        """Cancel what runs and end the private loop. Idempotent."""
+        self._collective._check_process()
+        if not self._thread.is_alive():
+            return
+        try:
+            self._call(self._collective.close())
+        finally:
+            self._stop()
+
+    def add(self, *agents: object, replicas: int = 1) -> list[Agent]:
+        """See :meth:`Collective.add`."""
+
+        async def add() -> list[Agent]:
+            return self._collective.add(*agents, replicas=replicas)
+
+        return self._call(add())
+
+    def remove(self, agent: Agent) -> None:
+        """See :meth:`Collective.remove`."""
+        self._call(self._collective.remove(agent))
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """The agents, in the order they were added."""
+        return self._collective.agents
+
+    def run(
+        self,
+        task: Task | str,
+        *,
+        pattern: str | type[Pattern] = "star",
+        budget: Budget | None = None,
+        planner: str = "auto",
+    ) -> Result:
+        """See :meth:`Collective.run`."""
+        return self._call(self._collective.run(task, pattern=pattern, budget=budget, planner=planner))
+
+    def stream(
+        self,
+        task: Task | str,
+        *,
+        pattern: str | type[Pattern] = "star",
+        budget: Budget | None = None,
+        planner: str = "auto",
+    ) -> Iterator[Event]:
+        """See :meth:`Collective.stream`; leaving the iteration early cancels the run."""
+
+        async def begin() -> EventStream:
+            return self._collective.stream(task, pattern=pattern, budget=budget, planner=planner)
+
+        stream = self._call(begin())
+        try:
+            while (event := self._call(_next(stream))) is not None:
+                yield event
+        finally:
+            if self._thread.is_alive():
+                self._call(stream.aclose())
+
+    def __repr__(self) -> str:
+        return f"<Sync{repr(self._collective)[1:]}"
+
+
+async def _next(stream: EventStream) -> Event | None:
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None

@@ -1,0 +1,149 @@
+"""Where a plan comes from: the user, a model, or a rule over the capabilities."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from pandacore.errors import InvalidOutput, InvalidPlan, UnknownCapability
+from pandacore.models.types import Message
+from pandacore.names import resolve
+from pandacore.plan import Plan, Subtask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pandacore.models.bound import BoundModel
+    from pandacore.task import Task
+
+__all__ = ["MAX_PLANNED", "match_capability", "plan_by_model", "plan_by_rule"]
+
+MAX_PLANNED: Final = 64
+"""Most subtasks that a model may plan."""
+MAX_VOCABULARY: Final = 200
+"""Most capabilities that are shown to a planning model."""
+_REPAIRS: Final = 2
+
+PLAN_SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "subtasks": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_PLANNED,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "minLength": 1, "maxLength": 32},
+                    "capability": {"type": "string", "minLength": 1},
+                    "instruction": {"type": "string", "minLength": 1},
+                    "depends_on": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["id", "capability", "instruction", "depends_on"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["subtasks"],
+    "additionalProperties": False,
+}
+
+
+def plan_by_rule(task: Task, vocabulary: Mapping[str, str]) -> Plan:
+    """One subtask per wanted capability, all with the task's text and none waiting for another.
+
+    Without wanted capabilities there is one subtask, for the capability whose words fit the text best.
+
+    Raises
+    ------
+    UnknownCapability
+        Nothing fits, or two capabilities fit equally well.
+    """
+    wanted = tuple(task.capabilities) or (match_capability(task.text, vocabulary),)
+    return Plan([Subtask(f"s{i}", name, task.text) for i, name in enumerate(wanted, 1)])
+
+
+def match_capability(text: str, vocabulary: Mapping[str, str]) -> str:
+    """The capability that shares most words with ``text``, by its name first and its description second.
+
+    Raises
+    ------
+    UnknownCapability
+        No capability shares a word, or two tie.
+    """
+    if len(vocabulary) == 1:
+        return next(iter(vocabulary))
+    words = _words(text)
+    scores = {
+        name: (len(words & _words(name)), len(words & _words(description)))
+        for name, description in vocabulary.items()
+    }
+    best = max(scores.values(), default=(0, 0))
+    fits = sorted(name for name, score in scores.items() if score == best)
+    if best == (0, 0) or len(fits) > 1:
+        listed = ", ".join(fits[:8] if best != (0, 0) else sorted(vocabulary)[:8])
+        raise UnknownCapability(
+            f"the text fits {'several capabilities equally: ' if best != (0, 0) else 'no capability of: '}{listed or '(none)'}",
+            where="Task.capabilities",
+            hint="name the capabilities in the task, give a plan, or start the collective with a model",
+        )
+    return fits[0]
+
+
+def _words(text: str) -> set[str]:
+    # Six letters stand for a word, so that "summarise", "Summary" and "summarises" meet.
+    return {w[:6] for w in re.findall(r"[^\W_]+", text.casefold()) if len(w) > 2}
+
+
+async def plan_by_model(task: Task, vocabulary: Mapping[str, str], model: BoundModel) -> Plan:
+    """Ask the model for a plan over the known capabilities.
+
+    The output is constrained to :data:`PLAN_SCHEMA`. Names are resolved in code (`pandacore.names.resolve`);
+    a plan with an unknown name, a cycle or a dangling dependency is sent back with the reason, twice at most.
+
+    Raises
+    ------
+    InvalidOutput
+        No valid plan after the repairs.
+    ModelError, BudgetExceeded
+        The model call itself failed.
+    """
+    names = list(task.capabilities) or list(vocabulary)
+    shown = {name: vocabulary.get(name, "") for name in names[:MAX_VOCABULARY]}
+    listing = "\n".join(f"- {name}: {text}" if text else f"- {name}" for name, text in shown.items())
+    messages = [
+        Message.system(
+            "Split the task into the fewest subtasks that agents with the listed capabilities can do. Use each "
+            "capability name exactly as listed. A subtask gets the outputs of those it depends on. The last "
+            f"subtask gives the answer.\n\nCapabilities:\n{listing}"
+        ),
+        Message.user(task.text),
+    ]
+    metadata = {**task.metadata, "task": "plan", "capabilities": json.dumps(list(shown), ensure_ascii=False)}
+    for repair in range(_REPAIRS + 1):
+        result = await model.generate_json(
+            messages, PLAN_SCHEMA, documents=task.documents, metadata=metadata, max_tokens=1024
+        )
+        try:
+            return _checked(result.value, shown)
+        except (InvalidPlan, UnknownCapability) as error:
+            if repair == _REPAIRS:
+                raise InvalidOutput(
+                    f"no valid plan in {_REPAIRS + 1} answers; the last: {error}",
+                    where="planning",
+                    hint="give the task a plan or its capabilities",
+                ) from error
+            messages = [
+                *messages,
+                Message.assistant(result.text),
+                Message.user(f"That plan is not valid: {error}. Give the corrected plan."),
+            ]
+    raise AssertionError("unreachable")
+
+
+def _checked(value: Any, vocabulary: Mapping[str, str]) -> Plan:
+    plan = Plan.from_dict(value)
+    return Plan(
+        [Subtask(s.id, resolve(s.capability, vocabulary), s.instruction, s.depends_on) for s in plan.subtasks]
+    )

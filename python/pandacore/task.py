@@ -1,0 +1,386 @@
+"""What a caller hands in and gets back: tasks, budgets, events and results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from pandacore.errors import ConfigError, PandacoreError, RunFailed
+from pandacore.models.types import Document, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pandacore.plan import Plan
+
+__all__ = [
+    "Budget",
+    "Document",
+    "Event",
+    "Failure",
+    "Json",
+    "Member",
+    "PlanReady",
+    "Result",
+    "RunFinished",
+    "RunStarted",
+    "Status",
+    "SubtaskCompleted",
+    "SubtaskFailed",
+    "SubtaskProgress",
+    "SubtaskStarted",
+    "Task",
+    "TeamFormed",
+    "TeamView",
+    "Timings",
+    "Usage",
+]
+
+Json: TypeAlias = "str | int | float | bool | None | list[Json] | dict[str, Json]"
+"""What agents exchange: any JSON value."""
+
+MAX_TASK_TEXT: Final = 1_000_000
+"""Longest task text, in characters; larger input belongs into documents."""
+
+
+def new_id() -> str:
+    """A fresh run id: 16 hexadecimal digits, random. Ids only have to be distinct, not reproducible."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Caps for one run; ``None`` means no cap. Checked before each call, never after.
+
+    Parameters
+    ----------
+    tokens : int, optional
+        Prompt and completion tokens of all model calls together.
+    wall_s : float, optional
+        Seconds from the start of the run to its end.
+    steps : int, optional
+        Subtask executions, retries included.
+    """
+
+    tokens: int | None = None
+    wall_s: float | None = 300.0
+    steps: int | None = 1_000
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "wall_s", "steps"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(
+                    f"must be above 0, not {value}", where=f"Budget.{name}", hint="use None for no cap"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of work.
+
+    The same class is what a caller runs and what an agent receives: an agent sees its own instruction in
+    ``text``, the outputs of the subtasks it depends on in ``inputs``, and the caller's words in
+    ``root_text``.
+
+    Parameters
+    ----------
+    text : str
+        The instruction or question, not blank.
+    capabilities : sequence of str, optional
+        What the team must be able to do, in order. Empty: proposed by the model, or matched by words.
+    documents : sequence of Document, optional
+        Passages that the work may rest on.
+    inputs : mapping, optional
+        JSON values that the task brings along.
+    plan : Plan, optional
+        A ready plan; planning is skipped.
+    redundancy : mapping of str to int, optional
+        Agents to hold per capability (default 1).
+    priority : int
+        Larger runs earlier in an agent's queue.
+    idempotent : bool
+        True: a subtask whose outcome is unknown may be executed again.
+    metadata : mapping of str to str, optional
+        Passed to every agent unchanged.
+    """
+
+    text: str
+    capabilities: Sequence[str] = ()
+    documents: Sequence[Document] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
+    redundancy: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
+    idempotent: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    # Set by the runtime on what an agent receives.
+    capability: str = ""
+    root_text: str = ""
+    run_id: str = ""
+    subtask_id: str = ""
+    attempt: int = 1
+    idempotency_key: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise ConfigError("the task text is empty", where="Task.text", hint="say what should be done")
+        if len(self.text) > MAX_TASK_TEXT:
+            raise ConfigError(
+                f"the task text has {len(self.text)} characters, at most {MAX_TASK_TEXT} are allowed",
+                where="Task.text",
+                hint="put the material into documents",
+            )
+        if isinstance(self.capabilities, str):
+            raise ConfigError(
+                "capabilities is one string",
+                where="Task.capabilities",
+                hint="pass a list of capability names",
+            )
+        object.__setattr__(self, "capabilities", tuple(self.capabilities))
+        object.__setattr__(self, "documents", tuple(self.documents))
+        for name, count in self.redundancy.items():
+            if not 1 <= count <= 1_000:
+                raise ConfigError(
+                    f"redundancy of {name!r} is {count}, must be 1 to 1000",
+                    where="Task.redundancy",
+                    hint="lower it",
+                )
+
+
+class Status(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a subtask or a run failed. ``kind`` is the class name in :mod:`pandacore.errors`."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+    where: str | None = None
+    subtask_id: str | None = None
+    agent: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, *, subtask_id: str | None = None, agent: str | None = None) -> Failure:
+        """The failure that an exception stands for."""
+        if isinstance(error, PandacoreError):
+            return cls(type(error).__name__, error.message, error.hint, error.where, subtask_id, agent)
+        return cls(type(error).__name__, str(error), None, None, subtask_id, agent)
+
+    def __str__(self) -> str:
+        place = f"{self.subtask_id}: " if self.subtask_id else ""
+        tail = f" ({self.hint})" if self.hint else ""
+        return f"{place}{self.kind}: {self.message}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One team member and why it was chosen."""
+
+    agent_id: bytes
+    name: str
+    capability: str
+    load: int
+    expected_wait_s: float
+    candidates: int
+    why: str
+
+    @property
+    def did(self) -> str:
+        """The agent's id as ``did:key:z6Mk…``."""
+        from pandacore.trust import did_of
+
+        return did_of(self.agent_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TeamView:
+    """The agents that serve one run, in the order of the capabilities."""
+
+    members: tuple[Member, ...] = ()
+    mode: str = "consolidated"
+
+    def holders(self, capability: str) -> tuple[Member, ...]:
+        """The members that hold a place for ``capability``."""
+        return tuple(m for m in self.members if m.capability == capability)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds from the start of the run: what each phase took, and the whole."""
+
+    plan_s: float = 0.0
+    assemble_s: float = 0.0
+    execute_s: float = 0.0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a run. ``output`` raises unless the run completed, so an error is never read as an answer."""
+
+    run_id: str
+    status: Status
+    value: Any
+    outputs: Mapping[str, Any]
+    failures: tuple[Failure, ...]
+    usage: Usage
+    timings: Timings
+    team: TeamView
+    plan: Plan | None
+    events: tuple[Event, ...] = field(default=(), repr=False)
+
+    @property
+    def output(self) -> Any:
+        """The answer: the output of the plan's one last subtask, or a dict of all last ones by subtask id.
+
+        Raises
+        ------
+        RunFailed
+            The run did not complete; ``outputs`` holds what was finished.
+        """
+        if self.status is not Status.COMPLETED:
+            raise RunFailed(
+                f"run {self.run_id} {self.status}: {'; '.join(map(str, self.failures)) or 'no reason given'}",
+                status=str(self.status),
+                hint="see Result.failures, and Result.outputs for the finished subtasks",
+            )
+        return self.value
+
+    @property
+    def ok(self) -> bool:
+        """True if the run completed."""
+        return self.status is Status.COMPLETED
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from start to end."""
+        return self.timings.wall_s
+
+    def to_json(self) -> str:
+        """One JSON object with everything but the events and documents."""
+        return json.dumps(
+            {
+                "run_id": self.run_id,
+                "status": str(self.status),
+                "output": self.value,
+                "outputs": dict(self.outputs),
+                "failures": [dataclasses.asdict(f) for f in self.failures],
+                "usage": dataclasses.asdict(self.usage),
+                "timings": dataclasses.asdict(self.timings),
+                "team": [
+                    {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why}
+                    for m in self.team.members
+                ],
+                "plan": self.plan.to_dict() if self.plan else None,
+            },
+            ensure_ascii=False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _EventBase:
+    """``seq`` counts from 1 within a run; ``ts`` is seconds since the run began."""
+
+    seq: int
+    ts: float
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(_EventBase):
+    """The run exists."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReady(_EventBase):
+    """The subtasks are known. ``source`` is ``user``, ``model`` or ``rule``."""
+
+    plan: Plan
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class TeamFormed(_EventBase):
+    """Every capability of the plan has its agents."""
+
+    team: TeamView
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskStarted(_EventBase):
+    """An agent accepted a subtask."""
+
+    subtask_id: str
+    agent: str
+    attempt: int
+    capability: str
+    instruction: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskProgress(_EventBase):
+    """A line of progress from the agent."""
+
+    subtask_id: str
+    agent: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskCompleted(_EventBase):
+    """A subtask's output is accepted; it is never executed again."""
+
+    subtask_id: str
+    agent: str
+    output: Any
+    usage: Usage
+    queued_s: float
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFailed(_EventBase):
+    """An attempt failed; ``retrying`` says if another agent takes over."""
+
+    subtask_id: str
+    agent: str
+    attempt: int
+    failure: Failure
+    retrying: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished(_EventBase):
+    """The last event of every run."""
+
+    result: Result
+
+
+Event: TypeAlias = (
+    RunStarted
+    | PlanReady
+    | TeamFormed
+    | SubtaskStarted
+    | SubtaskProgress
+    | SubtaskCompleted
+    | SubtaskFailed
+    | RunFinished
+)
+"""The closed union of what a run reports."""
+
+EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -1,0 +1,211 @@
+"""Assembly over the network: the registry proposes, agents are probed and invited, refusals are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from pandacore import errors
+from pandacore.task import Member, TeamView
+from pandacore.team.client import Load, gather_within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from pandacore.agent import Agent
+    from pandacore.registry import Registry, Team
+    from pandacore.team.client import AgentClient
+
+__all__ = ["Assembler", "LoadBook"]
+
+PROBE_TIMEOUT_S: Final = 0.25
+"""Probes that take longer are not waited for: what answered is enough."""
+INVITE_TIMEOUT_S: Final = 2.0
+RESERVATION_S: Final = 60.0
+"""How long an invited agent holds the place; a caller that dies leaks nothing."""
+MAX_ROUNDS: Final = 4
+"""Rounds of replacing members that were silent or declined for another reason than a full queue."""
+_BACKOFF_S: Final = (0.01, 0.5)
+
+
+class LoadBook:
+    """What the registry should believe of each agent's load: the agent's own report plus what this caller
+    has decided and the agent does not know yet. Without the second part, simultaneous assemblies herd."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._reported: dict[bytes, int] = {}
+        self._pending: dict[bytes, int] = {}
+
+    def report(self, agent_id: bytes, load: int) -> None:
+        """The agent says that its load is ``load``."""
+        self._reported[agent_id] = load
+        self._write(agent_id)
+
+    def expect(self, agent_id: bytes, change: int) -> None:
+        """This caller is about to add ``change`` (or no longer is, if negative)."""
+        pending = self._pending.get(agent_id, 0) + change
+        if pending:
+            self._pending[agent_id] = pending
+        else:
+            self._pending.pop(agent_id, None)
+        self._write(agent_id)
+
+    def load(self, agent_id: bytes) -> int:
+        """The believed load."""
+        return self._reported.get(agent_id, 0) + self._pending.get(agent_id, 0)
+
+    def forget(self, agent_id: bytes) -> None:
+        """The agent left."""
+        self._reported.pop(agent_id, None)
+        self._pending.pop(agent_id, None)
+
+    def _write(self, agent_id: bytes) -> None:
+        if agent_id in self._registry:
+            self._registry.set_load(agent_id, self.load(agent_id))
+
+
+class Assembler:
+    """Forms teams out of the registry's agents.
+
+    Parameters
+    ----------
+    registry : Registry
+    book : LoadBook
+        Kept up to date with every choice.
+    agent, client : callable
+        From an agent's id to its record, and to the client of its host.
+    random : Random
+        For the jitter of waits.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        book: LoadBook,
+        *,
+        agent: Callable[[bytes], Agent],
+        client: Callable[[bytes], AgentClient],
+        random: Random,
+    ) -> None:
+        self._registry = registry
+        self._book = book
+        self._agent = agent
+        self._client = client
+        self._random = random
+
+    async def form(
+        self, required: Mapping[str, int], run_id: str, *, exclude: frozenset[bytes] = frozenset()
+    ) -> TeamView:
+        """A team with ``required[c]`` agents for each capability ``c``, each holding a place for the run.
+
+        Different agents for different capabilities where the collective allows it, else the fewest agents
+        that cover all. Agents whose queue is full are asked again with growing, jittered waits; bounded only
+        by the caller's own deadline.
+
+        Raises
+        ------
+        NoTeam
+            No valid team exists, even if every queue were empty.
+        """
+        declined: set[bytes] = set()
+        rounds = 0
+        wait_s = _BACKOFF_S[0]
+        while True:
+            team, mode = self._propose(required, exclude | declined)
+            choice = [(m.agent_id, capability, m.load) for m in team.members for capability in m.capabilities]
+            for agent_id, _, _ in choice:
+                self._book.expect(agent_id, +1)
+            try:
+                loads = await self._probe({agent_id for agent_id, _, _ in choice})
+                refused = await self._invite(choice, run_id)
+            finally:
+                for agent_id, _, _ in choice:
+                    self._book.expect(agent_id, -1)
+            if not refused:
+                return TeamView(
+                    tuple(
+                        self._member(agent_id, capability, load, loads, mode)
+                        for agent_id, capability, load in choice
+                    ),
+                    mode,
+                )
+            await self._release({agent_id for agent_id, _, _ in choice}, run_id)
+            full = {agent_id for agent_id, reason in refused.items() if reason == "queue full"}
+            declined |= refused.keys() - full
+            if full:
+                await asyncio.sleep(self._random.uniform(wait_s / 2, wait_s))
+                wait_s = min(wait_s * 2, _BACKOFF_S[1])
+                continue
+            rounds += 1
+            if rounds == MAX_ROUNDS:
+                reasons = "; ".join(f"{self._agent(a).name}: {why}" for a, why in sorted(refused.items()))
+                raise errors.NoTeam(
+                    f"members kept declining: {reasons}",
+                    missing=dict(required),
+                    hint="add agents, or try later",
+                )
+
+    def _propose(
+        self, required: Mapping[str, int], exclude: frozenset[bytes] | set[bytes]
+    ) -> tuple[Team, str]:
+        seed = self._random.getrandbits(32)
+        for mode in ("dedicated", "consolidated"):
+            team = self._registry.assemble(dict(required), mode=mode, seed=seed, exclude=tuple(exclude))
+            if team.complete:
+                return team, mode
+        missing = dict(team.missing)
+        listed = ", ".join(f"{count} more for {name!r}" for name, count in missing.items())
+        raise errors.NoTeam(
+            f"no team: {listed}", missing=missing, hint="add agents with these capabilities to the collective"
+        )
+
+    async def _probe(self, agent_ids: set[bytes]) -> dict[bytes, Load]:
+        probes = {a: self._client(a).probe(a, timeout_s=PROBE_TIMEOUT_S) for a in agent_ids}
+        answers = await gather_within(probes, PROBE_TIMEOUT_S)
+        return {a: load for a, load in answers.items() if isinstance(load, Load)}
+
+    async def _invite(self, choice: list[tuple[bytes, str, int]], run_id: str) -> dict[bytes, str]:
+        """Invite all; answers the reason of each that did not accept."""
+
+        async def ask(agent_id: bytes, capability: str) -> str:
+            try:
+                accepted, reason, _ = await self._client(agent_id).invite(
+                    agent_id, run_id, capability, ttl_s=RESERVATION_S, timeout_s=INVITE_TIMEOUT_S
+                )
+            except errors.PandacoreError as error:
+                return str(error)
+            return "" if accepted else reason or "declined"
+
+        reasons = await asyncio.gather(*(ask(agent_id, capability) for agent_id, capability, _ in choice))
+        return {agent_id: why for (agent_id, _, _), why in zip(choice, reasons, strict=True) if why}
+
+    async def _release(self, agent_ids: set[bytes], run_id: str) -> None:
+        async def give_back(agent_id: bytes) -> None:
+            try:
+                await self._client(agent_id).release(agent_id, run_id, timeout_s=INVITE_TIMEOUT_S)
+            except errors.PandacoreError:
+                pass  # its reservation expires by itself
+
+        await asyncio.gather(*(give_back(a) for a in agent_ids))
+
+    async def disband(self, team: TeamView, run_id: str) -> None:
+        """Give back the places that the run did not use."""
+        known = {m.agent_id for m in team.members if m.agent_id in self._registry}
+        await self._release(known, run_id)
+
+    def _member(
+        self, agent_id: bytes, capability: str, load: int, loads: Mapping[bytes, Load], mode: str
+    ) -> Member:
+        agent = self._agent(agent_id)
+        probed = loads.get(agent_id)
+        holders = len(self._registry.holders(capability))
+        wait_s = probed.expected_wait_s if probed else 0.0
+        state = "idle" if probed and probed.total == 0 else f"load {probed.total if probed else load}"
+        why = (
+            f"holds {capability!r}, {state}, least loaded of {holders}"
+            if holders > 1
+            else f"only holder of {capability!r}"
+        )
+        return Member(agent_id, agent.name, capability, load, wait_s, holders, f"{why} ({mode})")

@@ -1,0 +1,267 @@
+"""The caller's side of ``AgentService``: one client per host, every call with a deadline, every error typed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+
+from pandacore import errors
+from pandacore.models.types import Usage
+from pandacore.models.wire import usage_from_pb
+from pandacore.rpc.channel import check_size, open_channel
+from pandacore.rpc.errors import error_of_call, from_detail
+from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = [
+    "Accepted",
+    "AgentClient",
+    "AgentEvent",
+    "Completed",
+    "Load",
+    "Progress",
+    "Started",
+    "SubtaskError",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An agent's queue as a probe saw it. ``service_s`` is 0 until it has finished a subtask."""
+
+    queued: int
+    running: int
+    reserved: int
+    concurrency: int
+    queue_limit: int
+    service_s: float
+    accepting: bool
+
+    @property
+    def total(self) -> int:
+        """Running, waiting and reserved together."""
+        return self.queued + self.running + self.reserved
+
+    @property
+    def expected_wait_s(self) -> float:
+        """Seconds until one more subtask would begin, by the agent's own smoothed service time."""
+        ahead = max(self.total - self.concurrency + 1, 0)
+        return ahead * self.service_s / max(self.concurrency, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The agent took the subtask; ``queue_position`` others wait before it."""
+
+    queue_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The agent's code began: from here on a lost connection leaves the outcome unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A line from the agent."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The output, still as JSON text, and what it cost."""
+
+    output_json: str
+    usage: Usage
+    queued_s: float
+    run_s: float
+
+
+AgentEvent: TypeAlias = Accepted | Started | Progress | Completed
+
+
+class SubtaskError(Exception):
+    """An attempt ended without an output. ``executed`` False: the agent's code never began."""
+
+    def __init__(self, error: errors.PandacoreError, *, executed: bool, usage: Usage) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.executed = executed
+        self.usage = usage
+
+
+class AgentClient:
+    """Calls one host's agents. Bound to the event loop it is created on.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port`` of the host.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """Close the channel; calls in flight end as ``ConnectionLost``."""
+        await self._channel.close()
+
+    async def probe(self, agent_id: bytes, *, timeout_s: float) -> Load:
+        """Read an agent's queue."""
+        return _load(await self._unary("Probe", agent_pb2.ProbeRequest(agent_id=agent_id), timeout_s))
+
+    async def invite(
+        self, agent_id: bytes, run_id: str, capability: str, *, ttl_s: float, timeout_s: float
+    ) -> tuple[bool, str, Load]:
+        """Ask for a place in an agent's queue; answers (accepted, why not, load after)."""
+        request = agent_pb2.InviteRequest(
+            agent_id=agent_id, run_id=run_id, capability=capability, ttl_ms=max(int(ttl_s * 1000), 1)
+        )
+        reply = await self._unary("Invite", request, timeout_s)
+        return reply.accepted, reply.reason, _load(reply.load)
+
+    async def release(self, agent_id: bytes, run_id: str, *, timeout_s: float) -> bool:
+        """Give places back; True if the run held any."""
+        request = agent_pb2.ReleaseRequest(agent_id=agent_id, run_id=run_id)
+        return bool((await self._unary("Release", request, timeout_s)).found)
+
+    async def cancel(
+        self, agent_id: bytes, run_id: str, subtask_id: str, attempt: int, *, timeout_s: float
+    ) -> agent_pb2.AttemptState:
+        """Stop an attempt; answers the state it ended in."""
+        request = agent_pb2.CancelRequest(
+            agent_id=agent_id, run_id=run_id, subtask_id=subtask_id, attempt=attempt
+        )
+        state: agent_pb2.AttemptState = (await self._unary("Cancel", request, timeout_s)).state
+        return state
+
+    async def heartbeat(self, run_id: str, *, timeout_s: float) -> dict[tuple[bytes, str, int], int]:
+        """Proof of life: the states of the run's attempts on the host, by (agent, subtask, attempt)."""
+        reply = await self._unary("Heartbeat", agent_pb2.HeartbeatRequest(run_id=run_id), timeout_s)
+        return {(a.agent_id, a.subtask_id, a.attempt): a.state for a in reply.attempts}
+
+    async def assign(
+        self, request: agent_pb2.AssignRequest, *, timeout_s: float | None
+    ) -> AsyncIterator[AgentEvent]:
+        """Run one subtask; the last event is :class:`Completed`. Leaving the iteration cancels the attempt.
+
+        Raises
+        ------
+        SubtaskError
+            It ended otherwise; carries the typed error and whether the agent's code had begun.
+        PayloadTooLarge
+            The request passes the message limit; nothing was sent.
+        """
+        where = f"subtask {request.subtask_id!r} at {self.address}"
+        check_size(request, producer=f"the input of {where}")
+        began = False
+        call = self._stub.Assign(request, timeout=timeout_s)
+        try:
+            async for event in call:
+                match event.WhichOneof("event"):
+                    case "accepted":
+                        yield Accepted(event.accepted.queue_position)
+                    case "started":
+                        began = True
+                        yield Started()
+                    case "progress":
+                        yield Progress(event.progress.text)
+                    case "completed":
+                        done = event.completed
+                        yield Completed(
+                            done.output_json, usage_from_pb(done.usage), done.queued_s, done.run_s
+                        )
+                        return
+                    case "failed":
+                        error = from_detail(event.failed.error)
+                        error.where = error.where or where
+                        raise SubtaskError(
+                            error, executed=event.failed.executed, usage=usage_from_pb(event.failed.usage)
+                        )
+            raise SubtaskError(_broken(began, where, "the stream ended early"), executed=began, usage=Usage())
+        except grpc.aio.AioRpcError as error:
+            raise SubtaskError(_assign_error(error, began, where), executed=began, usage=Usage()) from error
+        finally:
+            call.cancel()
+
+    async def _unary(self, method: str, request: Any, timeout_s: float) -> Any:
+        try:
+            return await getattr(self._stub, method)(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise call_error(error, f"{method} at {self.address}") from error
+
+
+def call_error(error: grpc.aio.AioRpcError, where: str) -> errors.PandacoreError:
+    """The typed error of a failed call: the peer's own if it sent one, else by status."""
+    typed = error_of_call(error, where=where)
+    if typed is not None:
+        return typed
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.DeadlineExceeded("no answer in time", where=where, hint="raise the deadline")
+        case grpc.StatusCode.UNAVAILABLE:
+            return errors.ConnectionLost(
+                error.details() or "unreachable", where=where, hint="check that the host still runs"
+            )
+        case grpc.StatusCode.CANCELLED:
+            return errors.Cancelled("the call was cancelled", where=where)
+        case code:
+            return errors.ProtocolError(
+                f"{code.name}: {error.details()}", where=where, hint="check both versions"
+            )
+
+
+def _assign_error(error: grpc.aio.AioRpcError, began: bool, where: str) -> errors.PandacoreError:
+    typed = call_error(error, where)
+    # Whatever cut the stream after the agent began, its effect may have happened.
+    if began and isinstance(typed, errors.ConnectionLost):
+        return _broken(began, where, typed.message)
+    return typed
+
+
+def _broken(began: bool, where: str, why: str) -> errors.PandacoreError:
+    if began:
+        return errors.UnknownOutcome(
+            f"the connection broke after the agent began: {why}",
+            where=where,
+            hint="mark the task idempotent=True to have such subtasks run again",
+        )
+    return errors.ConnectionLost(f"the connection broke before the agent began: {why}", where=where)
+
+
+def _load(reply: agent_pb2.ProbeReply) -> Load:
+    return Load(
+        reply.queued,
+        reply.running,
+        reply.reserved,
+        reply.concurrency,
+        reply.queue_limit,
+        reply.service_s,
+        reply.accepting,
+    )
+
+
+async def gather_within(calls: dict[bytes, Any], timeout_s: float) -> dict[bytes, Any]:
+    """Run calls side by side and take what came within the time: value or exception by key."""
+    tasks = {key: asyncio.ensure_future(call) for key, call in calls.items()}
+    if not tasks:
+        return {}
+    try:
+        await asyncio.wait(tasks.values(), timeout=timeout_s)
+    finally:
+        for task in tasks.values():
+            task.cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return {
+        key: task.exception() or task.result()
+        for key, task in tasks.items()
+        if task.done() and not task.cancelled()
+    }

@@ -1,0 +1,558 @@
+"""A host: one gRPC server that serves all agents of this process on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pandacore import errors
+from pandacore.agent import no_model
+from pandacore.models.bound import BoundModel
+from pandacore.models.budget import TokenLedger
+from pandacore.models.types import Usage
+from pandacore.models.wire import documents_from_pb, usage_to_pb
+from pandacore.rpc.channel import OPTIONS, check_size
+from pandacore.rpc.errors import status_code, to_detail, trailers
+from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
+from pandacore.task import Task
+from pandacore.team.queue import WorkQueue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from pandacore.agent import Agent
+    from pandacore.models.client import ModelClient
+
+__all__ = ["CANCEL_GRACE_S", "Host"]
+
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE_S: Final = 0.5
+"""Seconds that an agent's code has to end after a cancellation; then it is reported and abandoned."""
+MAX_PROGRESS: Final = 64
+"""Progress lines of one subtask that wait to be sent; then the oldest is dropped."""
+MAX_REMEMBERED: Final = 4_096
+"""Ended attempts whose state a host still answers; then the oldest is forgotten."""
+MAX_THREADS: Final = 64
+"""Worker threads of a host, for agents that are plain functions."""
+
+_AttemptKey = tuple[bytes, str, str, int]
+_ServicerContext = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Context:
+    """The agent's view of the runtime during one subtask; implements ``AgentContext``."""
+
+    def __init__(self, job: _Job, model: BoundModel | None) -> None:
+        self._job = job
+        self._model = model
+
+    @property
+    def model(self) -> BoundModel:
+        if self._model is None:
+            raise no_model()
+        return self._model
+
+    @property
+    def remaining_s(self) -> float | None:
+        return self._job.remaining_s()
+
+    def progress(self, text: str) -> None:
+        # May be called from a worker thread: the queue belongs to the loop.
+        self._job.loop.call_soon_threadsafe(self._job.add_progress, str(text))
+
+
+class _Job:
+    """One attempt at one subtask, from acceptance to its terminal event."""
+
+    def __init__(self, request: agent_pb2.AssignRequest, deadline: float | None) -> None:
+        self.request = request
+        self.ledger = TokenLedger(
+            None if request.unlimited_tokens else request.token_budget, name=f"subtask {request.subtask_id!r}"
+        )
+        self.usage = Usage()
+        self.loop = asyncio.get_running_loop()
+        self.deadline = deadline
+        self.state = agent_pb2.ATTEMPT_STATE_QUEUED
+        self.queued_at = self.loop.time()
+        self.started_at: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
+        self._news = asyncio.Event()
+        self._progress: deque[str] = deque(maxlen=MAX_PROGRESS)
+        self._started_sent = False
+        self._last: agent_pb2.AssignEvent | None = None
+
+    @property
+    def key(self) -> _AttemptKey:
+        r = self.request
+        return (r.agent_id, r.run_id, r.subtask_id, r.attempt)
+
+    def remaining_s(self) -> float | None:
+        return None if self.deadline is None else max(self.deadline - self.loop.time(), 0.0)
+
+    def add_progress(self, text: str) -> None:
+        if self._last is None:
+            self._progress.append(text[:10_000])
+            self._news.set()
+
+    def start(self) -> None:
+        self.state = agent_pb2.ATTEMPT_STATE_RUNNING
+        self.started_at = self.loop.time()
+        self._news.set()
+
+    def end(self, state: agent_pb2.AttemptState, event: agent_pb2.AssignEvent) -> None:
+        """The first terminal event wins; later ones are ignored."""
+        if self._last is None:
+            self.state = state
+            self._last = event
+            self._news.set()
+            self.ended.set()
+
+    def spend(self, usage: Usage) -> None:
+        self.usage += usage
+
+    def fail(
+        self, error: BaseException, state: agent_pb2.AttemptState = agent_pb2.ATTEMPT_STATE_FAILED
+    ) -> None:
+        failed = agent_pb2.Failed(
+            error=to_detail(error), usage=usage_to_pb(self.usage), executed=self.started_at is not None
+        )
+        self.end(state, agent_pb2.AssignEvent(failed=failed))
+
+    async def events(self) -> AsyncIterator[agent_pb2.AssignEvent]:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self.started_at is not None and not self._started_sent:
+                self._started_sent = True
+                yield agent_pb2.AssignEvent(started=agent_pb2.Started())
+            while self._progress:
+                yield agent_pb2.AssignEvent(progress=agent_pb2.Progress(text=self._progress.popleft()))
+            if self._last is not None:
+                yield self._last
+                return
+
+
+class _Worker:
+    """Serves one agent: its queue, its running attempts and their ends."""
+
+    def __init__(self, agent: Agent, host: Host) -> None:
+        self.agent = agent
+        self.host = host
+        self.queue: WorkQueue[_Job] = WorkQueue(concurrency=agent.concurrency, limit=agent.queue_limit)
+        self.jobs: dict[_AttemptKey, _Job] = {}
+        self.service_s = 0.0
+        self.abandoned = 0
+        self.draining = False
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def accepting(self) -> bool:
+        return not self.draining and self.abandoned < 4 * self.agent.concurrency and not self.queue.full
+
+    def probe(self) -> agent_pb2.ProbeReply:
+        queue = self.queue
+        return agent_pb2.ProbeReply(
+            queued=queue.queued,
+            running=queue.running,
+            reserved=queue.reserved,
+            concurrency=queue.concurrency,
+            queue_limit=queue.limit,
+            service_s=self.service_s,
+            accepting=self.accepting,
+        )
+
+    def refusal(self) -> str:
+        """Why nothing more is taken now; empty if something is."""
+        if self.draining:
+            return "draining"
+        if self.abandoned >= 4 * self.agent.concurrency:
+            return f"{self.abandoned} abandoned executions still run"
+        return "queue full" if self.queue.full else ""
+
+    def invite(self, request: agent_pb2.InviteRequest) -> agent_pb2.InviteReply:
+        reason = self.refusal()
+        if not reason and request.capability and not _holds(self.agent, request.capability):
+            reason = f"no capability {request.capability!r}"
+        if reason:
+            return agent_pb2.InviteReply(accepted=False, reason=reason, load=self.probe())
+        self.queue.reserve(request.run_id)
+        ttl_s = min(max(request.ttl_ms, 1), 600_000) / 1000
+        if (old := self._expiries.pop(request.run_id, None)) is not None:
+            old.cancel()
+        loop = asyncio.get_running_loop()
+        self._expiries[request.run_id] = loop.call_later(ttl_s, self.release, request.run_id)
+        self.changed()
+        return agent_pb2.InviteReply(accepted=True, load=self.probe())
+
+    def release(self, run_id: str) -> bool:
+        if (timer := self._expiries.pop(run_id, None)) is not None:
+            timer.cancel()
+        found = False
+        while self.queue.release(run_id):
+            found = True
+        if found:
+            self.changed()
+        return found
+
+    def submit(self, request: agent_pb2.AssignRequest, deadline: float | None) -> tuple[_Job, int]:
+        job = _Job(request, deadline)
+        if job.key in self.jobs:
+            raise errors.DuplicateId(
+                f"attempt {request.attempt} of {request.subtask_id!r} is already here",
+                hint="raise the attempt number to run it again",
+            )
+        if self.draining or self.abandoned >= 4 * self.agent.concurrency:
+            raise errors.Overloaded(self.refusal(), hint="try another agent")
+        position = self.queue.offer(job, run_id=request.run_id, priority=request.priority)
+        self.jobs[job.key] = job
+        self.pump()
+        self.changed()
+        return job, position
+
+    def pump(self) -> None:
+        while (job := self.queue.next()) is not None:
+            job.start()
+            job.task = asyncio.get_running_loop().create_task(
+                self._run(job), name=f"{self.agent.name}/{job.request.subtask_id}"
+            )
+
+    async def _run(self, job: _Job) -> None:
+        try:
+            await self._execute(job)
+        except asyncio.CancelledError:
+            job.fail(
+                errors.Cancelled("cancelled while it ran", hint="run the task again"),
+                agent_pb2.ATTEMPT_STATE_CANCELLED,
+            )
+        except Exception as error:  # the agent's own code: any exception is its failure, never ours
+            job.fail(_failure(error, self.agent))
+        except BaseException as error:
+            job.fail(errors.AgentFailed(f"{type(error).__name__}: {error}", kind=type(error).__name__))
+            raise
+        finally:
+            if job.state == agent_pb2.ATTEMPT_STATE_ABANDONED:
+                self.abandoned -= 1
+            else:
+                self._finish(job)
+
+    async def _execute(self, job: _Job) -> None:
+        request = job.request
+        task = _task_of(request)
+        context = _Context(job, self.host.bound_model(job))
+        handler: Callable[..., Any] = self.agent.handler
+        args = (task, context) if self.agent.takes_context else (task,)
+        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)
+        ):
+            output = await handler(*args)
+        else:
+            output = await job.loop.run_in_executor(self.host.threads, lambda: handler(*args))
+            if inspect.isawaitable(output):
+                output = await output
+        completed = agent_pb2.Completed(
+            output_json=_dump(output, self.agent),
+            usage=usage_to_pb(job.usage),
+            queued_s=(job.started_at or job.queued_at) - job.queued_at,
+            run_s=job.loop.time() - (job.started_at or job.queued_at),
+        )
+        check_size(completed, producer=f"agent {self.agent.name!r}")
+        job.end(agent_pb2.ATTEMPT_STATE_COMPLETED, agent_pb2.AssignEvent(completed=completed))
+
+    def _finish(self, job: _Job) -> None:
+        self.queue.done()
+        if job.started_at is not None and job.state == agent_pb2.ATTEMPT_STATE_COMPLETED:
+            took = job.loop.time() - job.started_at
+            # The first sample seeds the average; the weight is the smoothing that balances best.
+            self.service_s = took if self.service_s == 0 else self.service_s + 0.05 * (took - self.service_s)
+        self._forget(job)
+        self.pump()
+        self.changed()
+
+    def _forget(self, job: _Job) -> None:
+        if self.jobs.pop(job.key, None) is not None:
+            self.host.remember(job.key, job.state)
+
+    async def cancel(self, job: _Job) -> None:
+        """Stop an attempt, queued or running; returns within the grace time, in a terminal state."""
+        if self.queue.discard(job):
+            job.fail(errors.Cancelled("cancelled while it waited"), agent_pb2.ATTEMPT_STATE_CANCELLED)
+            self._forget(job)
+            self.changed()
+            return
+        if job.task is None or job.ended.is_set():
+            return
+        job.task.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(job.ended.wait(), CANCEL_GRACE_S)
+        self.abandon(job)
+
+    def abandon(self, job: _Job) -> None:
+        """Give up on code that ignored its cancellation: its slot is freed, and it is counted and logged."""
+        if job.ended.is_set():
+            return
+        logger.warning(
+            "agent %r went on after the cancellation of %s/%s and was abandoned",
+            self.agent.name,
+            job.request.run_id,
+            job.request.subtask_id,
+        )
+        job.fail(
+            errors.Cancelled(
+                f"agent {self.agent.name!r} ignored the cancellation and was abandoned",
+                hint="let CancelledError pass, and check for it in threads",
+            ),
+            agent_pb2.ATTEMPT_STATE_ABANDONED,
+        )
+        self.abandoned += 1
+        self._finish(job)
+
+    def changed(self) -> None:
+        self.host.load_changed(self.agent, self.queue.load)
+
+
+class Host:
+    """Serves agents over gRPC on loopback, one port a process.
+
+    Parameters
+    ----------
+    model : ModelClient, optional
+        The client that agents' ``ctx.model`` uses.
+    load_changed : callable
+        Called on the loop with (agent, load) whenever an agent's load changed.
+    """
+
+    def __init__(
+        self, *, model: ModelClient | None = None, load_changed: Callable[[Agent, int], None] | None = None
+    ) -> None:
+        self._model = model
+        self._load_changed = load_changed
+        self._workers: dict[bytes, _Worker] = {}
+        self._ended: OrderedDict[_AttemptKey, agent_pb2.AttemptState] = OrderedDict()
+        self._server: grpc.aio.Server | None = None
+        self.threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="pandacore-agent")
+        self.address = ""
+
+    async def start(self) -> str:
+        """Bind a free loopback port and serve; answers the address as ``127.0.0.1:PORT``."""
+        server = grpc.aio.server(options=OPTIONS)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(_Servicer(self), server)
+        status = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(status, server)
+        name = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
+        reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        for service in ("", name):
+            await status.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._server = server
+        self.address = f"127.0.0.1:{port}"
+        return self.address
+
+    async def close(self) -> None:
+        """Cancel what runs and stop serving; ends within about a second."""
+        jobs = [(w, job) for w in self._workers.values() for job in list(w.jobs.values())]
+        for worker in self._workers.values():
+            worker.draining = True
+            for run_id in list(worker._expiries):
+                worker.release(run_id)
+        await asyncio.gather(*(worker.cancel(job) for worker, job in jobs))
+        if self._server is not None:
+            await self._server.stop(grace=0.2)
+            self._server = None
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, agent: Agent) -> None:
+        """Serve an agent from now on."""
+        if agent.id in self._workers:
+            raise errors.DuplicateId(
+                f"agent {agent.name!r} is already served", hint="give the second one its own key"
+            )
+        self._workers[agent.id] = _Worker(agent, self)
+
+    async def remove(self, agent_id: bytes) -> None:
+        """Stop serving an agent: what waits or runs is cancelled."""
+        worker = self.worker(agent_id)
+        worker.draining = True
+        await asyncio.gather(*(worker.cancel(job) for job in list(worker.jobs.values())))
+        del self._workers[agent_id]
+
+    def worker(self, agent_id: bytes) -> _Worker:
+        """The worker of an agent.
+
+        Raises
+        ------
+        UnknownAgent
+            This host does not serve it.
+        """
+        worker = self._workers.get(agent_id)
+        if worker is None:
+            raise errors.UnknownAgent(
+                f"no agent with id {agent_id.hex()[:16]} here",
+                where=self.address,
+                hint="it left; choose another",
+            )
+        return worker
+
+    def attempts(self, run_id: str) -> list[tuple[_AttemptKey, agent_pb2.AttemptState]]:
+        """The attempts of a run that live on this host."""
+        return [
+            (key, job.state)
+            for w in self._workers.values()
+            for key, job in w.jobs.items()
+            if key[1] == run_id
+        ]
+
+    def state(self, key: _AttemptKey) -> agent_pb2.AttemptState:
+        """The state of an attempt; ``UNKNOWN`` if it never was here or is forgotten."""
+        worker = self._workers.get(key[0])
+        if worker is not None and (job := worker.jobs.get(key)) is not None:
+            return job.state
+        return self._ended.get(key, agent_pb2.ATTEMPT_STATE_UNKNOWN)
+
+    def remember(self, key: _AttemptKey, state: agent_pb2.AttemptState) -> None:
+        """Keep the end state of an attempt for late questions."""
+        self._ended[key] = state
+        while len(self._ended) > MAX_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def load_changed(self, agent: Agent, load: int) -> None:
+        """Tell the owner."""
+        if self._load_changed is not None:
+            self._load_changed(agent, load)
+
+    def bound_model(self, job: _Job) -> BoundModel | None:
+        """The model as one subtask sees it: charged to its ledger, cut off at its deadline."""
+        if self._model is None:
+            return None
+        return BoundModel(self._model, ledger=job.ledger, remaining_s=job.remaining_s, spent=job.spend)
+
+
+class _Servicer(agent_pb2_grpc.AgentServiceServicer):
+    """The wire side: looks the worker up, translates, and lets the worker decide."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def Probe(self, request: agent_pb2.ProbeRequest, context: _ServicerContext) -> agent_pb2.ProbeReply:
+        return (await self._worker(request.agent_id, context)).probe()
+
+    async def Invite(
+        self, request: agent_pb2.InviteRequest, context: _ServicerContext
+    ) -> agent_pb2.InviteReply:
+        return (await self._worker(request.agent_id, context)).invite(request)
+
+    async def Release(
+        self, request: agent_pb2.ReleaseRequest, context: _ServicerContext
+    ) -> agent_pb2.ReleaseReply:
+        worker = await self._worker(request.agent_id, context)
+        return agent_pb2.ReleaseReply(found=worker.release(request.run_id))
+
+    async def Assign(
+        self, request: agent_pb2.AssignRequest, context: _ServicerContext
+    ) -> AsyncIterator[agent_pb2.AssignEvent]:
+        worker = await self._worker(request.agent_id, context)
+        left = context.time_remaining()
+        deadline = None if left is None else asyncio.get_running_loop().time() + left
+        try:
+            job, position = worker.submit(request, deadline)
+        except errors.PandacoreError as error:
+            yield agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=False))
+            return
+        try:
+            yield agent_pb2.AssignEvent(accepted=agent_pb2.Accepted(queue_position=position))
+            async for event in job.events():
+                yield event
+        finally:
+            if not job.ended.is_set():
+                # The caller is gone: stop the work. Not awaited, because this handler is being cancelled.
+                self._host_task(worker.cancel(job))
+
+    async def Cancel(
+        self, request: agent_pb2.CancelRequest, context: _ServicerContext
+    ) -> agent_pb2.CancelReply:
+        worker = await self._worker(request.agent_id, context)
+        key = (request.agent_id, request.run_id, request.subtask_id, request.attempt)
+        job = worker.jobs.get(key)
+        if job is not None:
+            await worker.cancel(job)
+            return agent_pb2.CancelReply(state=job.state)
+        return agent_pb2.CancelReply(state=self._host.state(key))
+
+    async def Heartbeat(
+        self, request: agent_pb2.HeartbeatRequest, context: _ServicerContext
+    ) -> agent_pb2.HeartbeatReply:
+        del context
+        return agent_pb2.HeartbeatReply(
+            attempts=[
+                agent_pb2.Attempt(agent_id=key[0], subtask_id=key[2], attempt=key[3], state=state)
+                for key, state in self._host.attempts(request.run_id)
+            ]
+        )
+
+    async def _worker(self, agent_id: bytes, context: _ServicerContext) -> _Worker:
+        try:
+            return self._host.worker(agent_id)
+        except errors.UnknownAgent as error:
+            await context.abort(status_code(error), str(error), trailers(error))
+            raise
+
+    _pending: set[asyncio.Task[None]] = set()
+
+    def _host_task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._pending.add(task)  # the loop holds tasks weakly
+        task.add_done_callback(self._pending.discard)
+
+
+def _holds(agent: Agent, capability: str) -> bool:
+    """True for the capability itself or a finer one: ``search.web`` satisfies ``search``."""
+    return any(own == capability or own.startswith(capability + ".") for own in agent.capabilities)
+
+
+def _task_of(request: agent_pb2.AssignRequest) -> Task:
+    return Task(
+        request.instruction,
+        documents=documents_from_pb(request.documents),
+        inputs=json.loads(request.inputs_json or "{}"),
+        priority=request.priority,
+        metadata=json.loads(request.metadata_json or "{}"),
+        capability=request.capability,
+        root_text=request.root_text,
+        run_id=request.run_id,
+        subtask_id=request.subtask_id,
+        attempt=request.attempt,
+        idempotency_key=request.idempotency_key,
+    )
+
+
+def _dump(output: object, agent: Agent) -> str:
+    try:
+        return json.dumps(output, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.AgentFailed(
+            f"agent {agent.name!r} returned {type(output).__name__}, which is no JSON value: {error}",
+            kind=type(error).__name__,
+            hint="return str, numbers, bool, None, lists and dicts of these",
+        ) from error
+
+
+def _failure(error: Exception, agent: Agent) -> errors.PandacoreError:
+    if isinstance(error, errors.PandacoreError):
+        return error
+    return errors.AgentFailed(
+        f"agent {agent.name!r} raised {type(error).__name__}: {error}",
+        kind=type(error).__name__,
+        hint="fix the agent's code, or let it raise a pandacore error that says more",
+    )
