@@ -29,7 +29,7 @@ _MARK: Final = "__pandacore_agent__"
 
 
 class AgentContext(Protocol):
-    """What an agent may use while it works on a subtask; the second argument of a handler, if it takes two."""
+    """What an agent may use while it works on a subtask; the second argument of a handler."""
 
     @property
     def model(self) -> BoundModel:
@@ -140,6 +140,9 @@ class Agent:
         _check_limits(concurrency, queue_limit)
         self.handler = handler
         self.takes_context = _takes_context(handler)
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            type(handler).__call__
+        )
         self.capabilities = _capabilities(capabilities)
         self.name = display_name(name if name is not None else _name_of(handler))
         self.description = _first_line(handler) if description is None else description

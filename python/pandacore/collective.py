@@ -333,7 +333,10 @@ class Collective:
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> EventStream:
-        """Begin a task and iterate over its events; leaving early cancels it. Arguments as for :meth:`run`."""
+        """Begin a task and iterate over its events; leaving early cancels it. Arguments as for :meth:`run`.
+
+        ``async with collective.stream(task) as events:`` also waits until a left run has ended.
+        """
         from pandacore.team.driver import EventStream
 
         run = self.start(task, pattern=pattern, budget=budget, planner=planner)
@@ -423,7 +426,7 @@ class Collective:
             raise errors.StateError(
                 f"the collective belongs to event loop {id(self._loop):#x}, "
                 + (f"the running one is {id(running):#x}" if running else "and no loop runs here"),
-                hint="use it on the loop that entered it, or use the sync facade: `with Collective.local() as c:`",
+                hint="use it on the loop that entered it, or use the sync facade: `with Collective.local()`",
             )
 
     def __repr__(self) -> str:
@@ -487,7 +490,7 @@ class SyncCollective:
             if threading.current_thread() is self._thread:
                 raise errors.StateError(
                     "a blocking call from inside an agent would wait for itself",
-                    hint="make the agent a plain function, which runs in a thread, or use the async collective",
+                    hint="make the agent a plain function, which runs in a thread",
                 )
         except BaseException:
             work.close()

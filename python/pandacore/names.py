@@ -25,7 +25,7 @@ MAX_CAPABILITY: Final = 128
 # several scripts need them.
 _BIDI: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_QUOTES: Final = "\"'`“”‘’«»*_"
+_QUOTES: Final = "\"'`“”\u2018\u2019«»*_"
 
 
 def display_name(name: str) -> str:

@@ -82,9 +82,10 @@ def match_capability(text: str, vocabulary: Mapping[str, str]) -> str:
     best = max(scores.values(), default=(0, 0))
     fits = sorted(name for name, score in scores.items() if score == best)
     if best == (0, 0) or len(fits) > 1:
-        listed = ", ".join(fits[:8] if best != (0, 0) else sorted(vocabulary)[:8])
+        tied = best != (0, 0)
+        listed = ", ".join(fits[:8] if tied else sorted(vocabulary)[:8])
         raise UnknownCapability(
-            f"the text fits {'several capabilities equally: ' if best != (0, 0) else 'no capability of: '}{listed or '(none)'}",
+            f"the text fits {'several capabilities' if tied else 'none of the capabilities'}: {listed}",
             where="Task.capabilities",
             hint="name the capabilities in the task, give a plan, or start the collective with a model",
         )
@@ -114,9 +115,9 @@ async def plan_by_model(task: Task, vocabulary: Mapping[str, str], model: BoundM
     listing = "\n".join(f"- {name}: {text}" if text else f"- {name}" for name, text in shown.items())
     messages = [
         Message.system(
-            "Split the task into the fewest subtasks that agents with the listed capabilities can do. Use each "
-            "capability name exactly as listed. A subtask gets the outputs of those it depends on. The last "
-            f"subtask gives the answer.\n\nCapabilities:\n{listing}"
+            "Split the task into the fewest subtasks that agents with the listed capabilities can do. Use "
+            "each capability name exactly as listed. A subtask gets the outputs of those it depends on. The "
+            f"last subtask gives the answer.\n\nCapabilities:\n{listing}"
         ),
         Message.user(task.text),
     ]

@@ -41,7 +41,7 @@ __all__ = [
     "Usage",
 ]
 
-Json: TypeAlias = "str | int | float | bool | None | list[Json] | dict[str, Json]"
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 """What agents exchange: any JSON value."""
 
 MAX_TASK_TEXT: Final = 1_000_000
@@ -229,7 +229,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a run. ``output`` raises unless the run completed, so an error is never read as an answer."""
+    """The end of a run. ``output`` raises unless it completed, so an error is never read as an answer."""
 
     run_id: str
     status: Status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from pandacore import errors
@@ -183,10 +184,8 @@ class Assembler:
 
     async def _release(self, agent_ids: set[bytes], run_id: str) -> None:
         async def give_back(agent_id: bytes) -> None:
-            try:
+            with contextlib.suppress(errors.PandacoreError):  # the reservation also expires by itself
                 await self._client(agent_id).release(agent_id, run_id, timeout_s=INVITE_TIMEOUT_S)
-            except errors.PandacoreError:
-                pass  # its reservation expires by itself
 
         await asyncio.gather(*(give_back(a) for a in agent_ids))
 

@@ -1,4 +1,4 @@
-"""The caller's side of ``AgentService``: one client per host, every call with a deadline, every error typed."""
+"""The caller's side of ``AgentService``: a client per host, deadlines on all calls, typed errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pandacore.rpc.errors import error_of_call, from_detail
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 __all__ = [
     "Accepted",
@@ -150,7 +150,7 @@ class AgentClient:
 
     async def assign(
         self, request: agent_pb2.AssignRequest, *, timeout_s: float | None
-    ) -> AsyncIterator[AgentEvent]:
+    ) -> AsyncGenerator[AgentEvent, None]:
         """Run one subtask; the last event is :class:`Completed`. Leaving the iteration cancels the attempt.
 
         Raises

@@ -253,9 +253,7 @@ class _Worker:
         context = _Context(job, self.host.bound_model(job))
         handler: Callable[..., Any] = self.agent.handler
         args = (task, context) if self.agent.takes_context else (task,)
-        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)
-        ):
+        if self.agent.is_async:
             output = await handler(*args)
         else:
             output = await job.loop.run_in_executor(self.host.threads, lambda: handler(*args))
@@ -444,6 +442,7 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._pending: set[asyncio.Task[None]] = set()
 
     async def Probe(self, request: agent_pb2.ProbeRequest, context: _ServicerContext) -> agent_pb2.ProbeReply:
         return (await self._worker(request.agent_id, context)).probe()
@@ -507,8 +506,6 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
         except errors.UnknownAgent as error:
             await context.abort(status_code(error), str(error), trailers(error))
             raise
-
-    _pending: set[asyncio.Task[None]] = set()
 
     def _host_task(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
