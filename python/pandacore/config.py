@@ -167,11 +167,16 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How much one agent takes on."""
+    """How much one agent takes on, where its own code does not say."""
 
-    queue_limit: int = field(default=256, metadata=_about("subtasks that may wait at one agent", _positive))
+    queue_limit: int | None = field(
+        default=None,
+        metadata=_about(
+            "subtasks that may wait at one agent; max(16, 4 x concurrency) by default", _positive
+        ),
+    )
     concurrency: int = field(
-        default=4, metadata=_about("subtasks that one agent works on at once", _positive)
+        default=1, metadata=_about("subtasks that one agent works on at once", _positive)
     )
 
 

@@ -13,7 +13,7 @@ from pandacore.errors import ConfigError
 
 __all__ = ["app", "extra_options"]
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def extra_options(arguments: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pandacore.experiments import EXPERIMENTS
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TextIO
 
-from pandacore.config import redact
 from pandacore.errors import (
     ConfigError,
     ConnectionLost,
@@ -120,9 +119,15 @@ def say(text: str = "") -> None:
     sys.stdout.flush()
 
 
+def _redacted(text: str) -> str:
+    from pandacore.config import redact  # only now: `--help` does not need the settings
+
+    return redact(clean(text))
+
+
 def note(text: str) -> None:
     """Print a line that is not part of the answer to stderr."""
-    sys.stderr.write(f"{redact(clean(text))}\n")
+    sys.stderr.write(f"{_redacted(text)}\n")
     sys.stderr.flush()
 
 
@@ -175,9 +180,9 @@ def exit_code_of_kind(kind: str) -> Exit:
 
 def fail(message: str, hint: str | None = None) -> None:
     """Print an error and its one next action to stderr."""
-    sys.stderr.write(f"{style('error:', 'red', sys.stderr)} {redact(clean(message))}\n")
+    sys.stderr.write(f"{style('error:', 'red', sys.stderr)} {_redacted(message)}\n")
     if hint:
-        sys.stderr.write(f"{style('hint:', 'cyan', sys.stderr)} {redact(clean(hint))}\n")
+        sys.stderr.write(f"{style('hint:', 'cyan', sys.stderr)} {_redacted(hint)}\n")
     sys.stderr.flush()
 
 

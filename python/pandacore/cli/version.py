@@ -12,7 +12,7 @@ from pandacore.cli.output import json_line, say
 
 __all__ = ["app", "facts", "one_line"]
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def facts() -> dict[str, object]:

@@ -274,10 +274,13 @@ _FENCE = re.compile(r"^\s*(```|~~~)")
 
 
 def _plain(line: str) -> str:
-    """Drop inline Markdown; links and images keep their text."""
-    line = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", line)
+    """Drop inline Markdown; links and images keep their text.
+
+    No pattern can run past the next delimiter, so a line of nothing but delimiters costs linear time.
+    """
+    line = re.sub(r"!?\[([^\[\]]*)\]\([^()\[\]]*\)", r"\1", line)
     line = re.sub(r"(\*\*|__)(.+?)\1", r"\2", line)
-    line = re.sub(r"(?<![\w*])\*(?!\s)(.+?)(?<!\s)\*(?![\w*])", r"\1", line)
+    line = re.sub(r"(?<![\w*])\*(?![\s*])([^*]+)(?<!\s)\*(?![\w*])", r"\1", line)
     return re.sub(r"`([^`]*)`", r"\1", line)
 
 
