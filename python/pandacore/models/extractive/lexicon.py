@@ -203,18 +203,19 @@ def _stemmed(words: str) -> frozenset[str]:
 PERSON_NOUNS = _stemmed(
     """person man woman actor actress singer songwriter musician composer author writer novelist poet
     playwright director filmmaker producer screenwriter politician president minister king queen emperor
-    prince princess player footballer manager coach driver athlete artist painter sculptor photographer architect
-    engineer scientist physicist chemist mathematician astronomer philosopher historian lawyer judge general officer
-    soldier pilot explorer businessman businesswoman entrepreneur founder inventor journalist host presenter
-    comedian dancer model rapper drummer guitarist bassist brother sister father mother son daughter wife
-    husband character statesman senator governor mayor bishop pope saint wrestler boxer golfer
-    swimmer surfer skater chef designer critic editor professor teacher student biologist botanist geologist
-    physician surgeon nurse captain admiral commander leader member individual celebrity star"""
+    prince princess player footballer manager coach driver athlete artist painter sculptor photographer
+    architect engineer scientist physicist chemist mathematician astronomer philosopher historian lawyer
+    judge general officer soldier pilot explorer businessman businesswoman entrepreneur founder inventor
+    journalist host presenter comedian dancer model rapper drummer guitarist bassist brother sister
+    father mother son daughter wife husband character statesman senator governor mayor bishop pope saint
+    wrestler boxer golfer swimmer surfer skater chef designer critic editor professor teacher student
+    biologist botanist geologist physician surgeon nurse captain admiral commander leader member
+    individual celebrity star"""
 )
 PLACE_NOUNS = _stemmed(
-    """city town village country county state province region district neighborhood neighbourhood area place
-    island location continent borough municipality capital suburb territory prefecture parish street venue
-    river lake mountain valley park"""
+    """city town village country county state province region district neighborhood neighbourhood area
+    place island location continent borough municipality capital suburb territory prefecture parish
+    street venue river lake mountain valley park"""
 )
 TIME_NOUNS = _stemmed("year date month day decade century time period timeframe season")
 HOLDER_NOUNS = _stemmed("name title term nickname word alias")
@@ -222,6 +223,6 @@ NUMBER_WORDS = {
     word: value
     for value, word in enumerate(
         """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
-        sixteen seventeen eighteen nineteen twenty""".split()
+    sixteen seventeen eighteen nineteen twenty""".split()
     )
 } | {"thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}

@@ -27,12 +27,13 @@ __all__ = [
 ]
 
 STOPWORDS = frozenset(
-    """a about above after again against all also am an and any are as at be because been before being below
-    between both but by can could did do does doing down during each few for from further had has have having
-    he her here hers herself him himself his how i if in into is it its itself just me more most my myself no
-    nor not now of off on once only or other our ours out over own same she should so some such than that the
-    their theirs them themselves then there these they this those through to too under until up very was we
-    were what when where which while who whom whose why will with would you your yours s t d ll re ve""".split()
+    """a about above after again against all also am an and any are as at be because been before being
+    below between both but by can could did do does doing down during each few for from further had has
+    have having he her here hers herself him himself his how i if in into is it its itself just me more
+    most my myself no nor not now of off on once only or other our ours out over own same she should so
+    some such than that the their theirs them themselves then there these they this those through to too
+    under until up very was we were what when where which while who whom whose why will with would you
+    your yours s t d ll re ve""".split()
 )
 
 # Scripts written without spaces: every character is a token of its own.
@@ -213,9 +214,9 @@ def estimate_tokens(text: str) -> int:
 # --- sentences -------------------------------------------------------------------------------------------
 
 _ABBREVIATIONS = frozenset(
-    """mr mrs ms dr prof sr jr st mt ft vs etc no vol fig al inc ltd co corp dept univ gen col lt sgt capt maj
-    rev hon gov sen rep pres approx ca cf est jan feb mar apr jun jul aug sep sept oct nov dec bros op pp p ed
-    eds trans ave blvd rd""".split()
+    """mr mrs ms dr prof sr jr st mt ft vs etc no vol fig al inc ltd co corp dept univ gen col lt sgt capt
+    maj rev hon gov sen rep pres approx ca cf est jan feb mar apr jun jul aug sep sept oct nov dec bros
+    op pp p ed eds trans ave blvd rd""".split()
 )
 # Abbreviations that are followed by a capital or a number inside the sentence.
 _LEADS_ON = _ABBREVIATIONS - {"etc", "inc", "ltd", "co", "corp", "al", "bros"}
