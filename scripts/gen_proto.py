@@ -36,7 +36,7 @@ def main() -> int:
         stale = [path for path in sorted(fresh.rglob("*")) if path.is_file() and differs(path, fresh)]
         if check:
             for path in stale:
-                print(f"stale: python/{path.relative_to(fresh)}; run `make proto`", file=sys.stderr)
+                sys.stderr.write(f"stale: python/{path.relative_to(fresh)}; run `make proto`\n")
             return 1 if stale else 0
         for path in stale:
             target = PYTHON / path.relative_to(fresh)

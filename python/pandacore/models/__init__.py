@@ -1,0 +1,109 @@
+"""Models over gRPC: the contract's types, the client, the server and its backends.
+
+Names are loaded on first use, so that importing one does not import gRPC, HTTP and NumPy for all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pandacore.models.budget import Budget, Reservation, TokenLedger
+    from pandacore.models.client import ModelClient, ModelClientConfig
+    from pandacore.models.connect import ModelHandle, connect
+    from pandacore.models.embedders import Embedder, HashingEmbedder, ModelEmbedder
+    from pandacore.models.process import ModelProcess, ServerSpec, spawn
+    from pandacore.models.types import (
+        ChatDelta,
+        ChatRequest,
+        ChatResult,
+        Choice,
+        Document,
+        FinishReason,
+        Grammar,
+        JsonObject,
+        JsonSchema,
+        Message,
+        ModelInfo,
+        Regex,
+        Role,
+        Sampling,
+        TokenCount,
+        Tool,
+        ToolCall,
+        Usage,
+    )
+
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "budget": ("Budget", "Reservation", "TokenLedger"),
+    "client": ("ModelClient", "ModelClientConfig"),
+    "connect": ("ModelHandle", "connect"),
+    "embedders": ("Embedder", "HashingEmbedder", "ModelEmbedder"),
+    "process": ("ModelProcess", "ServerSpec", "spawn"),
+    "types": (
+        "ChatDelta",
+        "ChatRequest",
+        "ChatResult",
+        "Choice",
+        "Document",
+        "FinishReason",
+        "Grammar",
+        "JsonObject",
+        "JsonSchema",
+        "Message",
+        "ModelInfo",
+        "Regex",
+        "Role",
+        "Sampling",
+        "TokenCount",
+        "Tool",
+        "ToolCall",
+        "Usage",
+    ),
+}
+_WHERE: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Budget",
+    "ChatDelta",
+    "ChatRequest",
+    "ChatResult",
+    "Choice",
+    "Document",
+    "Embedder",
+    "FinishReason",
+    "Grammar",
+    "HashingEmbedder",
+    "JsonObject",
+    "JsonSchema",
+    "Message",
+    "ModelClient",
+    "ModelClientConfig",
+    "ModelEmbedder",
+    "ModelHandle",
+    "ModelInfo",
+    "ModelProcess",
+    "Regex",
+    "Reservation",
+    "Role",
+    "Sampling",
+    "ServerSpec",
+    "TokenCount",
+    "TokenLedger",
+    "Tool",
+    "ToolCall",
+    "Usage",
+    "connect",
+    "spawn",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    # Also replaces the submodule of the same name (`connect`), which the import system put here.
+    globals()[name] = value
+    return value

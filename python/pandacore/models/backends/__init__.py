@@ -1,0 +1,1 @@
+"""Backends of the model server: where an answer really comes from."""
