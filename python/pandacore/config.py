@@ -134,7 +134,8 @@ class ModelSettings:
     spec: str = field(
         default="extractive",
         metadata=_about(
-            "model to use: a backend name, or the host:port of a running `pandacore model serve`", _filled
+            "model to use: extractive, llama:NAME, openai:MODEL, or grpc://host:port of a running server",
+            _filled,
         ),
     )
     base_url: str | None = field(
