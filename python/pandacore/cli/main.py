@@ -16,7 +16,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from pandacore.cli.output import Exit, fail, prepare_streams, report, switches
+from pandacore.cli.output import Exit, fail, prepare_streams, report, say, switches
 
 __all__ = ["COMMANDS", "app", "main"]
 
@@ -121,6 +121,9 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         result = app(args=_hoisted(arguments), prog_name="pandacore", standalone_mode=False)
     except _CLICK_ERRORS as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command shows its help
+            say(error.format_message())
+            return Exit.OK
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "pandacore"
         fail(error.format_message(), f"{path} --help")

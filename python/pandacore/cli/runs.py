@@ -1,0 +1,294 @@
+"""Shows runs as they happen: a live table for a person at a terminal, plain lines for everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pandacore.bench.text import columns
+from pandacore.cli.output import Exit, clean, exit_code_of_kind, fail, say, style, switches, uses_terminal
+from pandacore.config import redact
+from pandacore.task import (
+    PlanReady,
+    RunFinished,
+    Status,
+    SubtaskCompleted,
+    SubtaskFailed,
+    SubtaskProgress,
+    SubtaskStarted,
+    TeamFormed,
+)
+
+if TYPE_CHECKING:
+    from pandacore.collective import Collective
+    from pandacore.config import Settings
+    from pandacore.models.connect import ModelHandle
+    from pandacore.plan import Plan
+    from pandacore.task import Budget, Event, Failure, Result, Task, TeamView
+
+__all__ = ["View", "blocking", "budget", "exit_code", "follow", "model", "tail", "view"]
+
+T = TypeVar("T")
+_SHOWN: int = 72  # characters of an instruction or output in one line
+
+
+def blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; Ctrl-C cancels it and lets it clean up first."""
+    return asyncio.run(work)
+
+
+@contextlib.asynccontextmanager
+async def model(settings: Settings, spec: str | None) -> AsyncIterator[ModelHandle]:
+    """Connect to the model of the settings, or to another spec with the rest of the settings.
+
+    Raises
+    ------
+    ConfigError
+        The spec names no model.
+    ModelUnavailable
+        The server cannot be started, or does not answer.
+    """
+    from pandacore.models.client import ModelClientConfig
+    from pandacore.models.connect import connect
+
+    wanted = spec or settings.model.spec
+    if wanted == "openai" and settings.model.name:
+        wanted = f"openai:{settings.model.name}"
+    # What is in the environment reaches a child server anyway; handing it on twice would contradict _FILE.
+    given = {
+        name: getattr(settings.model, name)
+        for name in ("base_url", "api_key")
+        if settings.origin(f"model.{name}").source != "env"
+    }
+    handle = connect(
+        wanted,
+        config=ModelClientConfig(deadline_s=settings.model.timeout_s, max_retries=settings.model.retries),
+        **given,
+    )
+    async with handle:
+        if handle.process is None:
+            # A server of somebody else's: learn now, and not in the middle of a run, that it is not there.
+            await handle.client.list_models(deadline_s=min(10.0, settings.model.timeout_s))
+        yield handle
+
+
+def budget(settings: Settings) -> Budget:
+    """Return the caps of a run that the settings give."""
+    from pandacore.task import Budget
+
+    return Budget(tokens=settings.run.tokens, wall_s=settings.run.deadline_s, steps=settings.run.steps)
+
+
+async def follow(
+    collective: Collective, task: Task, *, shown: View, pattern: str = "star", budget: Budget | None = None
+) -> Result:
+    """Run a task, show each event, and return the result."""
+    result: Result | None = None
+    async with collective.stream(task, pattern=pattern, budget=budget) as events:
+        async for event in events:
+            shown.event(event)
+            if isinstance(event, RunFinished):
+                result = event.result
+    assert result is not None  # RunFinished is the last event of every run
+    return result
+
+
+class View(Protocol):
+    """Takes the events of one run; a context manager around it."""
+
+    def event(self, event: Event) -> None:
+        """Show one event."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def view(*, quiet: bool = False) -> View:
+    """Return what fits the place: nothing when quiet, a live table on a terminal, otherwise lines."""
+    if quiet:
+        return _Nothing()
+    return _Live() if uses_terminal() else _Lines()
+
+
+class _Nothing:
+    def event(self, event: Event) -> None:
+        pass
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Lines(_Nothing):
+    """One line an event, in the order of their happening."""
+
+    def event(self, event: Event) -> None:
+        match event:
+            case PlanReady(_, _, _, plan, source):
+                say(f"\nplan (by {source})")
+                say(_plan_table(plan))
+            case TeamFormed(_, _, _, team):
+                say("\nteam")
+                say(_team_table(team))
+                say("\nrun")
+            case SubtaskStarted(_, ts, _, subtask_id, agent, attempt, capability, _):
+                again = f", attempt {attempt}" if attempt > 1 else ""
+                say(f"  {ts:6.2f} s  {subtask_id}  {_short(agent)} starts {capability}{again}")
+            case SubtaskProgress(_, ts, _, subtask_id, agent, text):
+                say(f"  {ts:6.2f} s  {subtask_id}  {_short(agent)}: {_short(text)}")
+            case SubtaskCompleted(_, ts, _, subtask_id, agent, output, usage, _, _):
+                tokens = f" ({usage.total_tokens} tokens)" if usage.total_tokens else ""
+                say(f"  {ts:6.2f} s  {subtask_id}  {_short(agent)} done{tokens}: {_short(_brief(output))}")
+            case SubtaskFailed(_, ts, _, subtask_id, agent, _, failure, retrying):
+                then = "another agent takes over" if retrying else "given up"
+                say(f"  {ts:6.2f} s  {subtask_id}  {_short(agent)} failed, {then}: {_reason(failure)}")
+            case _:
+                pass
+
+
+class _Live(_Nothing):
+    """The plan as a table that changes in place; rich is imported only here."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        # rich would draw with characters that an ASCII console cannot show; it asks the stream's encoding.
+        self._console = Console(no_color=switches.no_color or None, highlight=False, soft_wrap=False)
+        self._live = Live(console=self._console, refresh_per_second=10, transient=False)
+        self._rows: dict[str, list[str]] = {}
+        self._started: dict[str, float] = {}
+        self._on = False
+
+    def event(self, event: Event) -> None:
+        match event:
+            case PlanReady(_, _, _, plan, source):
+                say(f"\n{style('plan', 'bold')} (by {source})")
+                say(_plan_table(plan))
+                for subtask in plan.subtasks:
+                    self._rows[subtask.id] = [subtask.id, subtask.capability, "", "waiting", "", ""]
+            case TeamFormed(_, _, _, team):
+                say(f"\n{style('team', 'bold')}")
+                say(_team_table(team))
+                say()
+                self._live.start()
+                self._on = True
+            case SubtaskStarted(_, ts, _, subtask_id, agent, attempt, _, _):
+                self._started[subtask_id] = ts
+                state = "working" if attempt == 1 else f"attempt {attempt}"
+                self._set(subtask_id, agent, state, "", "")
+            case SubtaskProgress(_, ts, _, subtask_id, agent, text):
+                self._set(subtask_id, agent, "working", self._took(subtask_id, ts), _short(text))
+            case SubtaskCompleted(_, ts, _, subtask_id, agent, output, _, _, _):
+                self._set(subtask_id, agent, "done", self._took(subtask_id, ts), _short(_brief(output)))
+            case SubtaskFailed(_, ts, _, subtask_id, agent, _, failure, retrying):
+                state = "retrying" if retrying else "failed"
+                self._set(subtask_id, agent, state, self._took(subtask_id, ts), _reason(failure))
+            case _:
+                pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            self._live.stop()
+            self._on = False
+
+    def _took(self, subtask_id: str, ts: float) -> str:
+        return f"{ts - self._started.get(subtask_id, ts):.2f} s"
+
+    def _set(self, subtask_id: str, agent: str, state: str, took: str, text: str) -> None:
+        row = self._rows.setdefault(subtask_id, [subtask_id, "", "", "", "", ""])
+        row[2:] = [_short(agent), state, took, text]
+        self._draw()
+
+    def _draw(self) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        colors = {"done": "green", "failed": "red", "retrying": "yellow", "working": "cyan"}
+        table = Table(box=None, pad_edge=False)
+        for title in ("", "capability", "agent", "state", "took", ""):
+            table.add_column(title, no_wrap=True, overflow="ellipsis")
+        for row in list(self._rows.values())[:200]:  # a screen shows no more, and drawing must stay cheap
+            cells = [Text(cell) for cell in row]  # Text, so that brackets in outputs are not markup
+            cells[3].stylize(colors.get(row[3], ""))
+            table.add_row(*cells)
+        self._live.update(table)
+
+
+def _plan_table(plan: Plan) -> str:
+    rows = [
+        (s.id, s.capability, ", ".join(s.depends_on) or "-", _short(s.instruction))
+        for s in list(plan.subtasks)[:100]
+    ]
+    if len(plan) > len(rows):
+        rows.append(("...", f"{len(plan) - len(rows)} more", "", ""))
+    return _indented(columns(("", "capability", "after", "instruction"), rows))
+
+
+def _team_table(team: TeamView) -> str:
+    rows = [(_short(m.name), m.capability, _short(m.why)) for m in team.members]
+    return _indented(columns(("agent", "capability", "why chosen"), rows))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _short(text: str) -> str:
+    flat = clean(" ".join(text.split()))
+    return flat if len(flat) <= _SHOWN else f"{flat[: _SHOWN - 3]}..."
+
+
+def _reason(failure: Failure) -> str:
+    return _short(redact(str(failure)))
+
+
+def _brief(output: Any) -> str:
+    """Say what an output is in a line: its text, or how many things of what name it holds."""
+    match output:
+        case str():
+            return output
+        case {"answer": str(answer)} if answer:
+            return answer
+        case dict():
+            parts = []
+            for key, value in output.items():
+                parts.append(f"{len(value)} {key}" if isinstance(value, list | dict) else f"{key} {value}")
+            return ", ".join(parts)
+        case list():
+            return f"{len(output)} items"
+    return str(output)
+
+
+def tail(result: Result) -> str:
+    """Return the last line of a shown run: time, tokens, agents."""
+    usage = result.usage
+    tokens = f"{usage.total_tokens} tokens" if usage.total_tokens else "no tokens"
+    agents = len({member.agent_id for member in result.team.members})
+    return f"{result.wall_s:.2f} s, {tokens}, {agents} agents, run {result.run_id}"
+
+
+def exit_code(result: Result) -> Exit:
+    """Return the exit code of a run, and print why it failed."""
+    if result.status is Status.COMPLETED:
+        return Exit.OK
+    for failure in result.failures or ():
+        fail(_failure_text(failure), failure.hint)
+    if result.outputs:
+        done = ", ".join(sorted(result.outputs))
+        fail(f"run {result.run_id} {result.status}; finished before that: {done}")
+    elif not result.failures:
+        fail(f"run {result.run_id} {result.status}")
+    codes = {exit_code_of_kind(failure.kind) for failure in result.failures}
+    return Exit.UNREACHABLE if codes == {Exit.UNREACHABLE} else Exit.FAILED
+
+
+def _failure_text(failure: Failure) -> str:
+    place = " ".join(part for part in (failure.subtask_id, failure.agent and f"({failure.agent})") if part)
+    where = f"{place}: " if place else ""
+    return f"{where}{failure.kind}: {failure.message}"
