@@ -73,7 +73,8 @@ class ExtractiveBackend(Backend):
         ``{"verdict": str, "reason": str, "facts": […]}``.
     ``answer`` (the default)
         ``{"answer": str, "evidence": [{"document", "sentence"}], "confidence": number}``; an empty answer
-        with confidence 0 if nothing in the documents fits. Without a JSON constraint the text is the bare answer.
+        with confidence 0 if nothing in the documents fits. Without a JSON constraint the text is the answer
+        alone.
 
     Sentences count from 0. Token counts are estimates of word pieces.
     """

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from pandacore.models.extractive.facts import birth, dates_in, death, definition, numbers_in
-from pandacore.models.extractive.lexicon import COUNTRIES, PERSON_NOUNS, PLACE_NOUNS, equivalents
+from pandacore.models.extractive.facts import birth, dates_in, death, nature, numbers_in
+from pandacore.models.extractive.lexicon import COUNTRIES, PERSON_WORDS, PLACE_NOUNS, equivalents
 from pandacore.models.extractive.question import Question, analyse
-from pandacore.models.extractive.retrieve import Library, Pair, query_terms
+from pandacore.models.extractive.retrieve import Library, Pair, name_words, query_terms
 from pandacore.models.extractive.spans import names_in, noun_groups, quotes_in
 from pandacore.models.extractive.text import (
     STOPWORDS,
@@ -92,8 +92,8 @@ def _positions(sentence: str) -> tuple[tuple[str, int, int], ...]:
 def _is_person(passage: Passage) -> bool:
     if birth(passage):
         return True
-    said = content_stems(definition(passage))[:8]
-    return bool(set(said) & PERSON_NOUNS) and len(tokenize(base_title(passage.title))) <= 5
+    said = {fold(token.text) for token in tokenize(nature(passage))[:12]}
+    return bool(said & PERSON_WORDS) and len(tokenize(base_title(passage.title))) <= 5
 
 
 def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) -> list[Candidate]:
@@ -120,7 +120,8 @@ def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) ->
     asked_stems = set(content_stems(question))
     asked_text = " ".join(stems(question))
     claims = library.claims(question)
-    titles = {" ".join(stems(base_title(library.passages[i].title))): i for i in order}
+    titles = {" ".join(title): i for i, title in reversed(list(enumerate(library.titles)))}
+    titles |= {" ".join(library.titles[i]): i for i in reversed(order)}
     best: dict[str, Candidate] = {}
     # What a title already explains need not stand beside the answer.
     explained = {
@@ -241,14 +242,14 @@ def _fit(  # noqa: PLR0917
         value = -_WEIGHTS["group"]
         # "drifting is a technique": lower-case answers stand beside the noun that is asked for.
         return text, value + _WEIGHTS["class"] * _class_fit(asked, _around(sentence, mention))
-    key = " ".join(stems(text))
+    key = " ".join(name_words(text))
     about = titles.get(key)
     value = 0.0
     if kind == "title":
         about = library.passages.index(passage)
     described = library.passages[about] if about is not None else None
     if described is not None:
-        said = content_stems(definition(described))[:12]
+        said = content_stems(nature(described))[:12]
         value += _WEIGHTS["title"] + _WEIGHTS["class"] * _class_fit(asked, said)
     elif asked.nouns:
         value += _WEIGHTS["beside"] * _class_fit(asked, (*_around(sentence, mention), *stems(text)))
@@ -257,15 +258,17 @@ def _fit(  # noqa: PLR0917
         value -= _WEIGHTS["country"]
     if expects == "person":
         if described is not None:
-            value += _WEIGHTS["person"] if _is_person(described) else -_WEIGHTS["person"]
-        elif words & _ORGANISATION or kind in ("quote", "compound"):
+            value += _personhood(described)
+        elif kind == "quote":
+            value -= 2 * _WEIGHTS["person"]
+        elif words & _ORGANISATION or kind == "compound":
             value -= _WEIGHTS["person"]
         elif 2 <= len(tokenize(text)) <= 4:
             value += 0.5 * _WEIGHTS["person"]
     elif expects == "place":
         before = sentence[: mention.start].rstrip().rsplit(" ", 1)[-1].lower()
         if kind == "title":
-            kinds = set(content_stems(definition(passage))[:6])
+            kinds = set(content_stems(nature(passage))[:6])
             value += _WEIGHTS["place"] if kinds & PLACE_NOUNS else -_WEIGHTS["place"]
         elif before in ("in", "at", "near", "from", "of", "to"):
             value += _WEIGHTS["place"]
@@ -276,6 +279,21 @@ def _fit(  # noqa: PLR0917
     elif kind == "compound":
         return None
     return text, value
+
+
+_GROUPS = frozenset(
+    stem(w)
+    for w in """band group company corporation organization organisation team club party duo trio
+    orchestra choir label studio agency family dynasty tribe army navy""".split()
+)
+
+
+def _personhood(passage: Passage) -> float:
+    """How well the passage's subject answers "who": a person best, a group may, a thing does not."""
+    if _is_person(passage):
+        return _WEIGHTS["person"]
+    group = bool(_GROUPS & set(content_stems(nature(passage))[:8]))
+    return 0.0 if group else -2 * _WEIGHTS["person"]
 
 
 def _stray(passage: Passage, sentence: str, mention: _Mention) -> bool:

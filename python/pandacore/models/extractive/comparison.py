@@ -215,11 +215,9 @@ def _quantity(passage: Passage, attribute: list[str]) -> tuple[float, int] | Non
 
 
 def _predicate(asked: Question) -> list[str]:
-    """The content stems of a question without its options and its comparing words."""
+    """The content stems of a question without its options and words that only compare."""
     own = {s for name in asked.options for s in content_stems(name)}
-    skip = {
-        stem(w) for w in ("both", "older", "younger", "earlier", "later", "more", "first", "same", "higher")
-    }
+    skip = {stem(w) for w in "both older younger earlier later more most first same fewer less".split()}
     return [t for t in query_terms(asked.text) if t not in own and t not in skip and t not in _EMPTY]
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pandacore.models.extractive.lexicon import NUMBER_WORDS
 from pandacore.models.extractive.text import Passage
 
-__all__ = ["DateSpan", "NumberSpan", "birth", "dates_in", "death", "definition", "numbers_in"]
+__all__ = ["DateSpan", "NumberSpan", "birth", "dates_in", "death", "definition", "nature", "numbers_in"]
 
 _MONTHS = {
     name: i
@@ -199,3 +199,21 @@ def _definition(first: str) -> str:
 def definition(passage: Passage) -> str:
     """What follows "is a/was the …" in the first sentence: what the subject is said to be."""
     return _definition(passage.sentences[0]) if passage.sentences else ""
+
+
+_CLAUSE = re.compile(
+    r"\b(?:by|who|which|that|whose|where|and is|and was|based on|(?:co-)?(?:directed|written|produced"
+    r"|composed|developed|published|created|designed|founded|formed|starring|featuring|known|best known)\b.*)"
+    r"\b"
+)
+
+
+def nature(passage: Passage) -> str:
+    """The first part of the definition: what sort of thing the subject is, without who made it.
+
+    Examples
+    --------
+    >>> nature(Passage("f", "Dusk", ("Dusk is a 1957 drama film directed by Ann Lee.",)))
+    '1957 drama film'
+    """
+    return _CLAUSE.split(definition(passage), maxsplit=1)[0].strip(" ,")

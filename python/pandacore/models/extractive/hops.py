@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pandacore.models.extractive.answer import candidates
 from pandacore.models.extractive.question import analyse
 from pandacore.models.extractive.reader import select_sentences
-from pandacore.models.extractive.retrieve import Hit, Library, contains, folded
+from pandacore.models.extractive.retrieve import Hit, Library, contains, folded, name_words
 from pandacore.models.extractive.text import base_title, fold
 
 __all__ = ["Reading", "first_hop", "read", "second_hop"]
@@ -78,7 +78,7 @@ def second_hop(
         How many passages at most, at least 2.
     """
     begun = set(started)
-    wanted = [folded(base_title(name)) for name in names if name.strip()]
+    wanted = [name_words(name) for name in names if name.strip()]
     gains = {i: _gain(title, wanted) for i, title in enumerate(library.titles)}
     scored = [
         (

@@ -14,6 +14,7 @@ __all__ = [
     "HOLDER_NOUNS",
     "NUMBER_WORDS",
     "PERSON_NOUNS",
+    "PERSON_WORDS",
     "PLACE_NOUNS",
     "TIME_NOUNS",
     "countries_in",
@@ -174,6 +175,9 @@ job profession occupation
 river stream flows
 mountain peak summit
 completed finished built
+high height elevation tall altitude
+long length
+large area big size
 married wife husband spouse
 england english british britain
 scotland scottish british
@@ -200,9 +204,11 @@ def _stemmed(words: str) -> frozenset[str]:
     return frozenset(stem(w) for w in words.split())
 
 
-PERSON_NOUNS = _stemmed(
-    """person man woman actor actress singer songwriter musician composer author writer novelist poet
-    playwright director filmmaker producer screenwriter politician president minister king queen emperor
+PERSON_WORDS = frozenset(
+    word + plural
+    for plural in ("", "s")
+    for word in """person man woman actor actress singer songwriter musician composer author writer novelist
+    poet playwright director filmmaker producer screenwriter politician president minister king queen emperor
     prince princess player footballer manager coach driver athlete artist painter sculptor photographer
     architect engineer scientist physicist chemist mathematician astronomer philosopher historian lawyer
     judge general officer soldier pilot explorer businessman businesswoman entrepreneur founder inventor
@@ -210,8 +216,9 @@ PERSON_NOUNS = _stemmed(
     father mother son daughter wife husband character statesman senator governor mayor bishop pope saint
     wrestler boxer golfer swimmer surfer skater chef designer critic editor professor teacher student
     biologist botanist geologist physician surgeon nurse captain admiral commander leader member
-    individual celebrity star"""
+    individual celebrity star""".split()
 )
+PERSON_NOUNS = frozenset(stem(w) for w in PERSON_WORDS)
 PLACE_NOUNS = _stemmed(
     """city town village country county state province region district neighborhood neighbourhood area
     place island location continent borough municipality capital suburb territory prefecture parish

@@ -41,7 +41,8 @@ class Question:
     ``kind``: ``yesno``, ``choice`` (one of two named things), ``shared`` (an attribute of two named things)
     or ``span``. ``expects``: ``person place date year range number country thing``. ``nouns`` are the stems
     of the noun phrase after *what* or *which*, ``head`` its last. ``options`` are the two names of a choice
-    or of a comparison. ``relation`` is the direction of a comparison, ``""`` for none.
+    or of a comparison. ``relation`` is the direction of a comparison, ``""`` for none. ``via`` are the stems
+    of nouns that describe something unnamed on the way: "the *film* that …", "a *university* in …".
     """
 
     text: str
@@ -52,6 +53,7 @@ class Question:
     options: tuple[str, ...]
     relation: str
     names: tuple[str, ...]
+    via: tuple[str, ...] = ()
 
 
 def _clean_name(text: str) -> str:
@@ -210,7 +212,29 @@ def analyse(text: str) -> Question:
     marks = {"both", "share", "shared", "common", "same", "between"}
     if both and (marks & set(words) or (asks == 0 and re.search(r"\b(?:are|were|do|did)\b", text))):
         return Question(text, "shared", expects, nouns, head, both, relation, names)
-    return Question(text, "span", expects, nouns, head, (), relation, names)
+    return Question(text, "span", expects, nouns, head, (), relation, names, _described(text, nouns))
+
+
+_LEADS = frozenset("the a an this another".split())
+_RELATIVES = frozenset("who that which where whose in of by for with whom when".split())
+
+
+def _described(text: str, nouns: tuple[str, ...]) -> tuple[str, ...]:
+    """The head nouns of lower-case phrases with an article that a clause or preposition explains."""
+    tokens = tokenize(text)
+    found: list[str] = []
+    for i, token in enumerate(tokens):
+        if token.text.lower() not in _LEADS:
+            continue
+        j = i + 1
+        while j < len(tokens) and j - i <= 6 and fold(tokens[j].text) not in STOPWORDS:
+            j += 1
+        if j == i + 1 or j >= len(tokens) or fold(tokens[j].text) not in _RELATIVES:
+            continue
+        head = tokens[j - 1].text
+        if head[0].islower():
+            found.append(stem(head))
+    return tuple(dict.fromkeys(n for n in found if n not in nouns and n not in HOLDER_NOUNS))
 
 
 def _asked_nouns(words: list[str], asks: int) -> tuple[str, ...]:

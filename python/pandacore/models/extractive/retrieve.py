@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pandacore.models.extractive.bm25 import BM25
-from pandacore.models.extractive.facts import birth, death
+from pandacore.models.extractive.facts import birth, death, nature
 from pandacore.models.extractive.lexicon import equivalents
 from pandacore.models.extractive.question import Question, analyse
 from pandacore.models.extractive.text import (
@@ -46,6 +46,12 @@ def folded(text: str) -> tuple[str, ...]:
     return tuple(fold(token.text) for token in tokenize(text))
 
 
+def name_words(title: str) -> tuple[str, ...]:
+    """The folded words of a title, without disambiguation and leading article: how prose refers to it."""
+    words = folded(base_title(title))
+    return words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words
+
+
 def query_terms(question: str) -> list[str]:
     """The stems that a passage should share with the question, each once, in order."""
     return list(dict.fromkeys(s for s in content_stems(question) if s not in _ASKING))
@@ -83,10 +89,11 @@ class Library:
         # The title counts twice: it says what the whole passage is about.
         self.terms = [content_stems(p.title) * 2 + content_stems(p.text) for p in self.passages]
         self.index = BM25(self.terms)
-        self.titles = [folded(base_title(p.title)) for p in self.passages]
+        self.titles = [name_words(p.title) for p in self.passages]
         self._words = [folded(p.text) for p in self.passages]
         self._word_sets = [frozenset(w) for w in self._words]
         self._strength = [_strengths(p) for p in self.passages]
+        self._kinds = [frozenset(content_stems(nature(p))[:10]) for p in self.passages]
         self._links: dict[tuple[int, int], float] = {}
 
     def __len__(self) -> int:
@@ -105,7 +112,7 @@ class Library:
 
     def find(self, name: str, context: str = "") -> list[int]:
         """The passages that are about a name, best first; equal ones by their fit to ``context``."""
-        wanted = folded(base_title(name))
+        wanted = name_words(name)
         if not wanted:
             return []
         terms = query_terms(context)
@@ -151,6 +158,11 @@ class Library:
                 if word == title[0] and title[-1] in words[i + 1 : i + 4]:
                     return 0.7
         return 0.0
+
+    def _says(self, index: int, noun: str) -> bool:
+        """Whether a passage says that its subject is of a kind."""
+        held = self._kinds[index]
+        return noun in held or bool(equivalents(noun) & held)
 
     def claims(self, question: str) -> dict[int, tuple[int, int]]:
         """Which passages the question names: position of the title among its words, as (start, end).
@@ -227,6 +239,7 @@ class Library:
         claims = self.claims(question)
         strength = {i: {t: self.strength(i, t) for t in terms} for i in chosen}
         named_by = {j: sum(1 for i in chosen if i != j and self.links(i, j) > 0) for j in chosen}
+        kinds = {i: float(any(self._says(i, noun) for noun in asked.via)) for i in chosen}
         options = [self.find(name, question)[:1] for name in asked.options]
         wanted = {i for found in options for i in found}
         pairs: list[Pair] = []
@@ -246,6 +259,7 @@ class Library:
                     + _WEIGHTS["title"] * title
                     + _WEIGHTS["single"] * (single[i] + single[j])
                     + _WEIGHTS["min"] * min(single[i], single[j])
+                    + _WEIGHTS["via"] * max(kinds[i] * (i not in claims), kinds[j] * (j not in claims))
                     + _WEIGHTS["option"] * len(wanted & {i, j}) * (len(wanted) > 1)
                 )
                 # The first hop is what the question names; if it names neither, or both, the better match.
@@ -282,6 +296,7 @@ def _implied(asked: Question) -> tuple[str, ...]:
 
 
 _WEIGHTS = {
+    "via": 0.15,
     "cover": 2.0,
     "link": 0.6,
     "both": 0.2,
