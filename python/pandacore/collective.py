@@ -114,7 +114,6 @@ class Collective:
         self._facade.close()
 
     async def _start(self) -> None:
-        from pandacore.models.connect import connect
         from pandacore.registry import Registry
         from pandacore.team.assembly import Assembler, LoadBook
         from pandacore.team.client import AgentClient
@@ -126,6 +125,8 @@ class Collective:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if self._model_spec is not None:
+                    from pandacore.models.connect import connect
+
                     handle = await stack.enter_async_context(connect(self._model_spec))
                     self._model = handle.client
                 registry = self._registry = Registry(seed=self._random.getrandbits(63))

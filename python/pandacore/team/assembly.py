@@ -23,6 +23,8 @@ __all__ = ["Assembler", "LoadBook"]
 PROBE_TIMEOUT_S: Final = 0.25
 """Probes that take longer are not waited for: what answered is enough."""
 INVITE_TIMEOUT_S: Final = 2.0
+LEAVE_S: Final = 0.5
+"""Seconds that a cancelled assembly spends on giving back what it was about to be given."""
 RESERVATION_S: Final = 60.0
 """How long an invited agent holds the place; a caller that dies leaks nothing."""
 MAX_ROUNDS: Final = 4
@@ -120,7 +122,7 @@ class Assembler:
                 self._book.expect(agent_id, +1)
             try:
                 loads = await self._probe({agent_id for agent_id, _, _ in choice})
-                refused = await self._invite(choice, run_id)
+                refused = await self._invite_or_leave(choice, run_id)
             finally:
                 for agent_id, _, _ in choice:
                     self._book.expect(agent_id, -1)
@@ -166,6 +168,21 @@ class Assembler:
         probes = {a: self._client(a).probe(a, timeout_s=PROBE_TIMEOUT_S) for a in agent_ids}
         answers = await gather_within(probes, PROBE_TIMEOUT_S)
         return {a: load for a, load in answers.items() if isinstance(load, Load)}
+
+    async def _invite_or_leave(self, choice: list[tuple[bytes, str, int]], run_id: str) -> dict[bytes, str]:
+        """Invite all; a caller that is cancelled meanwhile leaves no place behind."""
+        inviting = asyncio.ensure_future(self._invite(choice, run_id))
+        try:
+            return await asyncio.shield(inviting)
+        except asyncio.CancelledError:
+            # An invitation under way may still be accepted: wait for it, then give the places back. What is
+            # not answered in time expires at the agent.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await asyncio.wait({inviting})
+                    await self._release({agent_id for agent_id, _, _ in choice}, run_id)
+            inviting.cancel()
+            raise
 
     async def _invite(self, choice: list[tuple[bytes, str, int]], run_id: str) -> dict[bytes, str]:
         """Invite all; answers the reason of each that did not accept."""

@@ -115,6 +115,7 @@ class Run:
         self._assigned: dict[tuple[str, int], bytes] = {}
         self._blamed: dict[str, set[bytes]] = {}
         self._failures: list[Failure] = []
+        self._last_failures: dict[str, Failure] = {}
         self._result: Result | None = None
         self._stopping = False
         self._main = self._loop.create_task(self._drive(), name=f"pandacore run {self.id}")
@@ -155,7 +156,9 @@ class Run:
                 finish = await self._work()
             value = finish.value
             status = Status.FAILED if finish.failed else Status.COMPLETED
-            self._failures += [Failure.of(e, subtask_id=s) for s, e in finish.failed.items()]
+            self._failures += [
+                self._last_failures.get(s) or Failure.of(e, subtask_id=s) for s, e in finish.failed.items()
+            ]
         except asyncio.CancelledError:
             status = Status.CANCELLED
             self._failures.append(Failure.of(errors.Cancelled("the run was cancelled")))
@@ -278,12 +281,14 @@ class Run:
         name = next((m.name for m in self._team.members if m.agent_id == agent_id), "")
         assert self._pattern is not None
         last = dispatch.attempt >= self._pattern.max_attempts
+        failure = Failure.of(error, subtask_id=dispatch.subtask_id, agent=name or None)
+        self._last_failures[dispatch.subtask_id] = failure
         self._emit(
             SubtaskFailed,
             subtask_id=dispatch.subtask_id,
             agent=name,
             attempt=dispatch.attempt,
-            failure=Failure.of(error, subtask_id=dispatch.subtask_id, agent=name or None),
+            failure=failure,
             retrying=not last and (not executed or self.task.idempotent),
         )
         self._inbox.put_nowait(AttemptFailed(dispatch.subtask_id, dispatch.attempt, error, executed))

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import logging
+import threading
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -68,8 +69,11 @@ class _Context:
         return self._job.remaining_s()
 
     def progress(self, text: str) -> None:
-        # May be called from a worker thread: the queue belongs to the loop.
-        self._job.loop.call_soon_threadsafe(self._job.add_progress, str(text))
+        job = self._job
+        if threading.get_ident() == job.thread:
+            job.add_progress(str(text))
+        else:  # a plain function in a worker thread: the job belongs to the loop
+            job.loop.call_soon_threadsafe(job.add_progress, str(text))
 
 
 class _Job:
@@ -82,6 +86,7 @@ class _Job:
         )
         self.usage = Usage()
         self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
         self.deadline = deadline
         self.state = agent_pb2.ATTEMPT_STATE_QUEUED
         self.queued_at = self.loop.time()
