@@ -11,12 +11,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from pandacore.cli.output import Exit, fail, prepare_streams, report, say, switches
+from pandacore.errors import ConfigError
 
 __all__ = ["COMMANDS", "app", "main"]
 
@@ -49,6 +51,15 @@ class _LazyGroup(TyperGroup):
         command = typer.main.get_command(module.app)
         command.name = cmd_name
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            raise ConfigError(
+                f"there is no command {args[0]!r}",
+                hint=f"did you mean {near[0]}?" if near else "pandacore --help lists them",
+            )
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
