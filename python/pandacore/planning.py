@@ -143,8 +143,7 @@ async def plan_by_model(task: Task, vocabulary: Mapping[str, str], model: BoundM
     raise AssertionError("unreachable")
 
 
-def _checked(value: Any, vocabulary: Mapping[str, str]) -> Plan:
-    plan = Plan.from_dict(value)
-    return Plan(
-        [Subtask(s.id, resolve(s.capability, vocabulary), s.instruction, s.depends_on) for s in plan.subtasks]
-    )
+def _checked(value: Mapping[str, Any], vocabulary: Mapping[str, str]) -> Plan:
+    # Resolved before the plan checks names: what a model decorates a name with may not be part of one.
+    subtasks = [{**item, "capability": resolve(item["capability"], vocabulary)} for item in value["subtasks"]]
+    return Plan.from_dict({"subtasks": subtasks})

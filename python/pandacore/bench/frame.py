@@ -453,10 +453,10 @@ def machine_facts() -> dict[str, object]:
 
 def _build() -> str:
     try:
-        from pandacore import _core
+        from pandacore import build
     except ImportError:
         return "missing"
-    return "release" if _core.RELEASE_BUILD else "dev"
+    return "release" if build.RELEASE_BUILD else "dev"
 
 
 def require_release_build() -> None:

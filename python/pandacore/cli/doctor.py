@@ -110,7 +110,7 @@ def _python() -> Check:
 
 def _extension() -> Check:
     try:
-        from pandacore import _core
+        from pandacore import build
     except ImportError as error:
         return Check(
             "extension",
@@ -118,8 +118,8 @@ def _extension() -> Check:
             f"pandacore._core cannot be loaded: {error}",
             "reinstall pandacore for this Python, or build it: maturin develop --release",
         )
-    about = f"pandacore._core {_core.__version__}"
-    if not _core.RELEASE_BUILD:
+    about = f"pandacore._core {build.VERSION}"
+    if not build.RELEASE_BUILD:
         return Check(
             "extension",
             Verdict.WARN,

@@ -22,9 +22,9 @@ def facts() -> dict[str, object]:
     except metadata.PackageNotFoundError:
         version = "unknown (not installed)"
     try:
-        from pandacore import _core
+        from pandacore import build
 
-        core = {"version": _core.__version__, "build": "release" if _core.RELEASE_BUILD else "dev"}
+        core = {"version": build.VERSION, "build": "release" if build.RELEASE_BUILD else "dev"}
     except ImportError:
         core = {"version": "missing", "build": "missing"}
     return {
