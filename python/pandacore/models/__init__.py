@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pandacore.models.budget import Budget, Reservation, TokenLedger
     from pandacore.models.client import ModelClient, ModelClientConfig
-    from pandacore.models.connect import ModelHandle, connect
     from pandacore.models.embedders import Embedder, HashingEmbedder, ModelEmbedder
+    from pandacore.models.handle import ModelHandle, connect
     from pandacore.models.process import ModelProcess, ServerSpec, spawn
     from pandacore.models.types import (
         ChatDelta,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "budget": ("Budget", "Reservation", "TokenLedger"),
     "client": ("ModelClient", "ModelClientConfig"),
-    "connect": ("ModelHandle", "connect"),
+    "handle": ("ModelHandle", "connect"),
     "embedders": ("Embedder", "HashingEmbedder", "ModelEmbedder"),
     "process": ("ModelProcess", "ServerSpec", "spawn"),
     "types": (
@@ -104,6 +104,5 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    # Also replaces the submodule of the same name (`connect`), which the import system put here.
     globals()[name] = value
     return value
