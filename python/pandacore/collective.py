@@ -125,7 +125,7 @@ class Collective:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if self._model_spec is not None:
-                    from pandacore.models.connect import connect
+                    from pandacore.models.handle import connect
 
                     handle = await stack.enter_async_context(connect(self._model_spec))
                     self._model = handle.client

@@ -24,7 +24,7 @@ from pandacore.task import (
 if TYPE_CHECKING:
     from pandacore.collective import Collective
     from pandacore.config import Settings
-    from pandacore.models.connect import ModelHandle
+    from pandacore.models.handle import ModelHandle
     from pandacore.plan import Plan
     from pandacore.task import Budget, Event, Failure, Result, Task, TeamView
 
@@ -51,7 +51,7 @@ async def model(settings: Settings, spec: str | None) -> AsyncIterator[ModelHand
         The server cannot be started, or does not answer.
     """
     from pandacore.models.client import ModelClientConfig
-    from pandacore.models.connect import connect
+    from pandacore.models.handle import connect
 
     wanted = spec or settings.model.spec
     if wanted == "openai" and settings.model.name:
