@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pandacore import _core
+from pandacore import build
 from pandacore.bench import BENCHES, frame
 from pandacore.bench.frame import Bench, Case, Option, Row, run_bench, table
 from pandacore.bench.text import columns, number, width
@@ -29,7 +29,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("toy_bench")
     monkeypatch.setitem(sys.modules, "toy_bench", module)
     monkeypatch.setitem(BENCHES, "toy", ("toy_bench", "a toy"))
-    monkeypatch.setattr(_core, "RELEASE_BUILD", True)
+    monkeypatch.setattr(build, "RELEASE_BUILD", True)
     module.__dict__["PEERS"] = ("slow", "missing_peer")
     return module
 
@@ -174,7 +174,7 @@ def test_against_runs_only_the_named_peers(toy: ModuleType) -> None:
 
 
 def test_development_build_is_refused(toy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "RELEASE_BUILD", False)
+    monkeypatch.setattr(build, "RELEASE_BUILD", False)
     with pytest.raises(StateError, match="dev build") as caught:
         rows_of(toy, lambda bench: pytest.fail("it ran"))
     assert caught.value.hint == "build it with: maturin develop --release"

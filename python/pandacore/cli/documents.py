@@ -7,16 +7,24 @@ error that names it.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from pandacore.errors import ConfigError, PayloadTooLarge
-from pandacore.models.extractive.text import passages_from_text, split_sentences
+from pandacore.models.extractive.text import (
+    STOPWORDS,
+    base_title,
+    passages_from_text,
+    split_sentences,
+    stem,
+    tokenize,
+)
 from pandacore.models.types import Document
 
-__all__ = ["SUFFIXES", "load_documents"]
+__all__ = ["SUFFIXES", "load_documents", "within_request"]
 
 SUFFIXES: Final = (".txt", ".md", ".markdown", ".jsonl")
 MAX_FILE: Final = 16 * 1024 * 1024  # bytes
@@ -24,6 +32,11 @@ MAX_TOTAL: Final = 64 * 1024 * 1024  # bytes
 MAX_FILES: Final = 10_000
 MAX_DOCUMENTS: Final = 200_000
 MAX_SENTENCE: Final = 2_000  # characters; longer runs without a full stop are cut at a space
+
+# What one task may carry: below the 4 MiB of a message, and what the extractive model searches at once.
+REQUEST_BYTES: Final = 2 * 1024 * 1024
+REQUEST_DOCUMENTS: Final = 4_000
+_SEEDS: Final = 30  # best passages whose text leads on to others
 
 _TEXT_KEYS: Final = ("text", "content", "contents", "passage", "body")
 _TITLE_KEYS: Final = ("title", "name", "heading")
@@ -224,3 +237,58 @@ def _bounded(sentences: tuple[str, ...]) -> tuple[str, ...]:
             rest = rest[at:]
         cut.append(rest.strip())
     return tuple(part for part in cut if part)
+
+
+def within_request(
+    documents: Sequence[Document],
+    question: str,
+    *,
+    max_bytes: int = REQUEST_BYTES,
+    max_documents: int = REQUEST_DOCUMENTS,
+) -> list[Document]:
+    """Return what one task can carry: all documents, or the ones that fit the question best, in their order.
+
+    Ranks by the question's words, rare ones first, then takes in the passages that the best ones name: the
+    second step of a question is often in a passage that shares no word with it.
+    """
+    sizes = [
+        sum(len(part.encode("utf-8", "surrogatepass")) + 8 for part in (d.id, d.title, *d.sentences))
+        for d in documents
+    ]
+    if sum(sizes) <= max_bytes and len(documents) <= max_documents:
+        return list(documents)
+    texts = [" ".join((d.title, *d.sentences)).lower() for d in documents]
+    scores = [0.0] * len(documents)
+    for word in _search_words(question):
+        holding = [i for i, text in enumerate(texts) if word in text]
+        weight = math.log(1 + len(documents) / (1 + len(holding)))
+        for i in holding:
+            scores[i] += weight * (2 if word in documents[i].title.lower() else 1)
+    ranked = sorted(range(len(documents)), key=lambda i: (-scores[i], i))
+    seeds = ranked[:_SEEDS]
+    leads = "\n".join(texts[i] for i in seeds)
+    named = [
+        i for i in ranked if len(documents[i].title) > 3 and base_title(documents[i].title).lower() in leads
+    ]
+    chosen: set[int] = set()
+    left = max_bytes
+    for i in dict.fromkeys([*seeds, *named, *ranked]):
+        if len(chosen) >= max_documents:
+            break
+        if sizes[i] <= left:
+            chosen.add(i)
+            left -= sizes[i]
+    return [documents[i] for i in sorted(chosen)]
+
+
+def _search_words(question: str) -> list[str]:
+    """The words of a question, cut to the part that their forms share: ``founded`` gives ``found``."""
+    words = []
+    for token in tokenize(question):
+        word = token.text.lower()
+        if word not in STOPWORDS and len(word) > 2:
+            root = stem(word)
+            while not word.startswith(root):
+                root = root[:-1]
+            words.append(root if len(root) > 2 else word)
+    return list(dict.fromkeys(words))
