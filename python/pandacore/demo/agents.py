@@ -1,0 +1,299 @@
+"""A team for questions over passages: it retrieves, reads, compares and answers.
+
+The same code works with a generative model and with the extractive backend: every call carries a real
+prompt and a JSON schema, and ``metadata`` for a backend that follows no prompts. Retrieval is a tool, BM25
+and the links between passages, and calls no model: ranking every passage with a language model would cost
+more than all the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from pandacore.agent import AgentContext, agent
+from pandacore.errors import ConfigError
+from pandacore.models.extractive.hops import first_hop, second_hop
+from pandacore.models.extractive.planning import plan_question
+from pandacore.models.extractive.retrieve import Library
+from pandacore.models.extractive.text import Passage
+from pandacore.models.types import Document, Message
+from pandacore.plan import Plan, Subtask
+from pandacore.task import Task
+
+__all__ = ["CAPABILITIES", "TEAM", "answerer", "comparer", "question_plan", "reader", "retriever"]
+
+CAPABILITIES: Final = ("retrieve.passages", "read.passages", "reason.compare", "answer.question")
+"""What the team can do, in the order of the work."""
+MAX_SENT: Final = 6
+"""Most passages that are sent to the model in one call."""
+
+_ANSWER_TOKENS: Final = 256
+_FIRST_HOP: Final = 3
+_SECOND_HOP: Final = 4
+
+_FACTS: Final[Mapping[str, Any]] = {
+    "type": "array",
+    "maxItems": 8,
+    "items": {
+        "type": "object",
+        "properties": {
+            "document": {"type": "string", "maxLength": 8},
+            "sentence": {"type": "integer", "minimum": 0, "maximum": 9999},
+        },
+        "required": ["document", "sentence"],
+    },
+}
+READ_SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "facts": _FACTS,
+        "names": {"type": "array", "maxItems": 5, "items": {"type": "string", "maxLength": 80}},
+    },
+    "required": ["facts", "names"],
+    "additionalProperties": False,
+}
+COMPARE_SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {"facts": _FACTS, "verdict": {"type": "string", "maxLength": 200}},
+    "required": ["facts", "verdict"],
+    "additionalProperties": False,
+}
+ANSWER_SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string", "maxLength": 300},
+        "evidence": _FACTS,
+        "confidence": {"type": "number", "minimum": 0, "maximum": 1},
+    },
+    "required": ["answer", "evidence"],
+    "additionalProperties": False,
+}
+
+_NUMBERS: Final = (
+    "Each passage has a number in square brackets, and each sentence the passage's number, a dot and its own "
+    'number: (2.0) is document "2", sentence 0.'
+)
+_READ_PROMPT: Final = (
+    "You read passages for a question that needs two steps. Give the sentences that bear on the question, "
+    "and the names in them, not in the question, that lead on to the answer. " + _NUMBERS
+)
+_COMPARE_PROMPT: Final = (
+    "You compare two things by what the passages say. Give the sentences that state the compared property of "
+    "each, then the verdict: the name of one of them, or yes or no. " + _NUMBERS
+)
+_ANSWER_PROMPT: Final = (
+    "Answer the question from the passages alone. The answer is as short as it can be: a name, a date, "
+    "a number or a few words as the passages write them, or yes or no; never a sentence. Then give the "
+    "sentences that prove it. " + _NUMBERS
+)
+
+
+@lru_cache(maxsize=32)
+def _library(documents: tuple[Document, ...]) -> Library:
+    return Library([Passage(d.id, d.title or d.id, d.sentences) for d in documents])
+
+
+async def _indexed(task: Task) -> Library:
+    if not task.documents:
+        raise ConfigError(
+            "the task has no documents to search",
+            where="Task.documents",
+            hint="pass documents=…, or `--docs` on the command line",
+        )
+    # Indexing a large set takes a while: a thread keeps the agents' loop free.
+    return await asyncio.to_thread(_library, tuple(task.documents))
+
+
+def _gathered(task: Task, key: str) -> list[str]:
+    """The strings that the inputs list under a key, each once, in order."""
+    found: dict[str, None] = {}
+    for output in task.inputs.values():
+        items = output.get(key) if isinstance(output, Mapping) else None
+        if isinstance(items, Sequence) and not isinstance(items, str):
+            found |= {item: None for item in items if isinstance(item, str)}
+    return list(found)
+
+
+def _question(task: Task) -> str:
+    return task.root_text or task.text
+
+
+def _named_in(library: Library, instruction: str, question: str) -> str:
+    """The one thing that an instruction singles out from the question: quoted, or a passage's title."""
+    quoted = re.search(r'"([^"]+)"', instruction)
+    if quoted and instruction.strip() != question.strip() and question not in instruction:
+        return quoted.group(1)
+    claimed = library.claims(instruction)
+    elsewhere = library.claims(question)
+    if question in instruction or len(claimed) != 1 or set(claimed) == set(elsewhere):
+        return ""
+    return library.passages[next(iter(claimed))].title
+
+
+@agent(
+    capabilities=["retrieve.passages"],
+    name="retriever",
+    description="finds the passages that a question or a name needs",
+    concurrency=4,
+)
+async def retriever(task: Task, ctx: AgentContext) -> dict[str, Any]:
+    """Find passages: those the question names, or, once something was read, those to answer from."""
+    library = await _indexed(task)
+    question = _question(task)
+    positions = {passage.id: i for i, passage in enumerate(library.passages)}
+    started = [positions[d] for d in _gathered(task, "documents") if d in positions]
+    if started:
+        hits = await asyncio.to_thread(
+            second_hop, library, question, started=started, names=_gathered(task, "names"), limit=_SECOND_HOP
+        )
+    else:
+        about = _named_in(library, task.text, question)
+        limit = 2 if about else _FIRST_HOP
+        hits = await asyncio.to_thread(first_hop, library, question, about=about, limit=limit)
+    titles = [library.passages[hit.index].title for hit in hits]
+    ctx.progress("found " + "; ".join(titles) if titles else "nothing fits")
+    return {
+        "documents": [library.passages[hit.index].id for hit in hits],
+        "scores": [hit.score for hit in hits],
+    }
+
+
+async def _passages(task: Task) -> list[Document]:
+    """The documents that the inputs chose; without a choice, the best ones for the question."""
+    by_id = {document.id: document for document in task.documents}
+    chosen = [by_id[d] for d in _gathered(task, "documents") if d in by_id]
+    if not chosen:
+        library = await _indexed(task)
+        question = _question(task)
+        started = [hit.index for hit in first_hop(library, question)]
+        hits = await asyncio.to_thread(second_hop, library, question, started=started, limit=_SECOND_HOP)
+        chosen = [by_id[library.passages[hit.index].id] for hit in hits]
+    return chosen[:MAX_SENT]
+
+
+async def _ask(
+    ctx: AgentContext, task: Task, documents: Sequence[Document], schema: Mapping[str, Any], **prompt: str
+) -> dict[str, Any]:
+    # Models see passages by number; numbered ids make every backend answer alike.
+    numbered = [Document(str(i), d.title, d.sentences) for i, d in enumerate(documents, 1)]
+    result = await ctx.model.generate_json(
+        [Message.system(prompt["system"]), Message.user(prompt["user"])],
+        schema,
+        documents=numbered,
+        metadata={**task.metadata, "task": prompt["name"], "question": _question(task)},
+        max_tokens=_ANSWER_TOKENS,
+    )
+    value: dict[str, Any] = result.value
+    return value
+
+
+def _quoted(documents: Sequence[Document], facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Facts by the documents' own ids, with their text. What points nowhere is left out."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for fact in facts:
+        number = re.search(r"\d+", str(fact["document"]))
+        position = int(fact["sentence"])
+        if number is None or not 1 <= int(number.group()) <= len(documents):
+            continue
+        document = documents[int(number.group()) - 1]
+        if position < len(document.sentences):
+            found[document.id, position] = {
+                "document": document.id,
+                "title": document.title,
+                "sentence": position,
+                "text": document.sentences[position].strip(),
+            }
+    return list(found.values())
+
+
+@agent(
+    capabilities=["read.passages"],
+    name="reader",
+    description="reads passages for what bears on a question, and for names that lead on",
+    concurrency=4,
+)
+async def reader(task: Task, ctx: AgentContext) -> dict[str, Any]:
+    """Read the passages found so far; say which sentences matter and which names lead on."""
+    documents = await _passages(task)
+    value = await _ask(
+        ctx,
+        task,
+        documents,
+        READ_SCHEMA,
+        name="read",
+        system=_READ_PROMPT,
+        user=f"Question: {_question(task)}",
+    )
+    facts = _quoted(documents, value["facts"])
+    if value["names"]:
+        ctx.progress("leads on to " + "; ".join(value["names"][:3]))
+    return {"facts": facts, "names": value["names"]}
+
+
+@agent(
+    capabilities=["reason.compare"],
+    name="comparer",
+    description="compares two things by what passages say about them",
+    concurrency=4,
+)
+async def comparer(task: Task, ctx: AgentContext) -> dict[str, Any]:
+    """Compare two things; the verdict is one of them, or yes or no."""
+    documents = await _passages(task)
+    value = await _ask(
+        ctx,
+        task,
+        documents,
+        COMPARE_SCHEMA,
+        name="compare",
+        system=_COMPARE_PROMPT,
+        user=f"Compare for this question: {_question(task)}",
+    )
+    ctx.progress(f"verdict: {value['verdict'] or 'the passages do not say'}")
+    return {
+        "facts": _quoted(documents, value["facts"]),
+        "verdict": value["verdict"],
+        "documents": [document.id for document in documents],
+    }
+
+
+@agent(
+    capabilities=["answer.question"],
+    name="answerer",
+    description="answers a question from passages, with the sentences that prove it",
+    concurrency=4,
+)
+async def answerer(task: Task, ctx: AgentContext) -> dict[str, Any]:
+    """Answer the whole question. An empty answer with confidence 0 says that the passages do not tell."""
+    documents = await _passages(task)
+    user = f"Question: {_question(task)}"
+    verdicts = [
+        output["verdict"]
+        for output in task.inputs.values()
+        if isinstance(output, Mapping) and isinstance(output.get("verdict"), str) and output["verdict"]
+    ]
+    if verdicts:
+        user += f"\nA colleague compared and found: {'; '.join(verdicts)}"
+    value = await _ask(ctx, task, documents, ANSWER_SCHEMA, name="answer", system=_ANSWER_PROMPT, user=user)
+    return {
+        "answer": value["answer"].strip(),
+        "evidence": _quoted(documents, value["evidence"]),
+        "confidence": value.get("confidence"),
+    }
+
+
+TEAM: Final = (retriever, reader, comparer, answerer)
+"""All four, to be given to `Collective.add`."""
+
+
+def question_plan(question: str) -> Plan:
+    """The team's plan for a question by rules of its wording, as the extractive backend makes it."""
+    return Plan(
+        [
+            Subtask(step.id, step.capability, step.instruction, step.depends_on)
+            for step in plan_question(question, CAPABILITIES)
+        ]
+    )
