@@ -1,0 +1,671 @@
+//! The certificate graph in compact form: who vouches for whom, and when that counts.
+//!
+//! Two compressed adjacency arrays hold what was known at the last compaction; what came later hangs in short
+//! linked lists until the next one. An arc carries its validity, so every search checks liveness per arc.
+//! Of one (issuer, subject) at most one arc is live at any time: the ledger cuts certificates into such spans.
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::certificate::{FULL, UNLIMITED};
+
+/// Set in `Arc::to` when depth or amount are not the default ones.
+const LIMITED: u32 = 1 << 31;
+/// Most nodes a graph can have.
+pub const MAX_NODES: usize = LIMITED as usize - 1;
+const NONE: u32 = u32::MAX;
+/// `from` of an arc that was taken out: no reference time reaches it.
+const GONE: u32 = u32::MAX;
+
+const HAS_OUT: u8 = 1;
+const HAS_IN: u8 = 2;
+/// The node is a member.
+pub(crate) const MEMBER: u8 = 4;
+/// The node's key is compromised, or the node was expelled: nothing it says or hears counts.
+pub(crate) const VOID: u8 = 8;
+/// The node's key was declared compromised.
+pub(crate) const COMPROMISED: u8 = 16;
+
+/// Validity and weight of one arc.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Span {
+    /// First second at which it counts.
+    pub from: u32,
+    /// First second after.
+    pub until: u32,
+    /// Certificates a chain may have behind it; [`UNLIMITED`] for no limit.
+    pub depth: u8,
+    /// Trust amount, 1 to [`FULL`].
+    pub amount: u8,
+}
+
+impl Span {
+    /// Full trust without a depth limit.
+    #[must_use]
+    pub fn full(from: u32, until: u32) -> Self {
+        Self {
+            from,
+            until,
+            depth: UNLIMITED,
+            amount: FULL,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Arc {
+    to: u32,
+    from: u32,
+    until: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Back {
+    source: u32,
+    arc: u32,
+}
+
+/// An arc that came after the last compaction.
+struct Extra {
+    source: u32,
+    arc: Arc,
+    next_out: u32,
+    next_in: u32,
+}
+
+/// One arc as seen from one of its ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// The node at the other end.
+    pub(crate) node: u32,
+    /// Index of the arc, stable until the next compaction.
+    pub(crate) arc: u32,
+    pub(crate) from: u32,
+    pub(crate) until: u32,
+    limited: bool,
+}
+
+impl Seen {
+    #[inline]
+    pub(crate) fn live(&self, now: u32) -> bool {
+        self.from <= now && now < self.until
+    }
+
+    #[inline]
+    pub(crate) fn live_with_grace(&self, now: u32, grace: u32) -> bool {
+        self.from <= now && now < self.until.saturating_add(grace)
+    }
+}
+
+/// Multiplicative hashing of small integers: seeds are arguments here, and keys are our own indices.
+#[derive(Default)]
+pub(crate) struct IndexHasher(u64);
+
+impl Hasher for IndexHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(u64::from(value));
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29);
+    }
+}
+
+/// The graph with its clock.
+pub struct Graph {
+    out_start: Vec<u32>,
+    outs: Vec<Arc>,
+    in_start: Vec<u32>,
+    ins: Vec<Back>,
+    extras: Vec<Extra>,
+    first_out: HashMap<u32, u32, BuildHasherDefault<IndexHasher>>,
+    first_in: HashMap<u32, u32, BuildHasherDefault<IndexHasher>>,
+    limits: HashMap<u32, (u8, u8), BuildHasherDefault<IndexHasher>>,
+    flags: Vec<u8>,
+    retired: BTreeMap<u32, u32>,
+    now: u32,
+    /// Seconds for which an arc still supports membership after it ended; arcs are kept as long.
+    grace: u32,
+    live_bound: usize,
+    agenda: Vec<(u32, u32)>,
+    near: BinaryHeap<Reverse<(u32, u32)>>,
+    /// Every boundary up to and including this time is in `agenda` or `near`.
+    horizon: u32,
+}
+
+impl Graph {
+    /// An empty graph whose reference time is `now`.
+    #[must_use]
+    pub fn new(now: u32, grace: u32) -> Self {
+        Self {
+            out_start: vec![0],
+            outs: Vec::new(),
+            in_start: vec![0],
+            ins: Vec::new(),
+            extras: Vec::new(),
+            first_out: HashMap::default(),
+            first_in: HashMap::default(),
+            limits: HashMap::default(),
+            flags: Vec::new(),
+            retired: BTreeMap::new(),
+            now,
+            grace,
+            live_bound: 0,
+            agenda: Vec::new(),
+            near: BinaryHeap::new(),
+            horizon: u32::MAX,
+        }
+    }
+
+    /// Number of nodes.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.flags.len()
+    }
+
+    /// Number of stored arcs, live or not.
+    #[must_use]
+    pub fn arcs(&self) -> usize {
+        self.outs.len() + self.extras.len()
+    }
+
+    /// The reference time of every answer, in seconds.
+    #[must_use]
+    pub fn now(&self) -> u32 {
+        self.now
+    }
+
+    /// Seconds of grace for membership.
+    #[must_use]
+    pub fn grace(&self) -> u32 {
+        self.grace
+    }
+
+    /// Bytes of topology and validity: adjacency, intervals, flags, what is due next.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.out_start.capacity() * 4
+            + self.in_start.capacity() * 4
+            + self.outs.capacity() * size_of::<Arc>()
+            + self.ins.capacity() * size_of::<Back>()
+            + self.extras.capacity() * size_of::<Extra>()
+            + (self.first_out.capacity() + self.first_in.capacity()) * 9
+            + self.limits.capacity() * 8
+            + self.flags.capacity()
+            + self.agenda.capacity() * 8
+            + self.near.capacity() * 8
+            + self.retired.len() * 16
+    }
+
+    /// Adds nodes up to `count`.
+    pub fn grow(&mut self, count: usize) {
+        if count > self.flags.len() {
+            self.flags.resize(count, 0);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn flags(&self, node: u32) -> u8 {
+        self.flags[node as usize]
+    }
+
+    pub(crate) fn set_flag(&mut self, node: u32, flag: u8, on: bool) {
+        let flags = &mut self.flags[node as usize];
+        *flags = if on { *flags | flag } else { *flags & !flag };
+    }
+
+    /// True when a depth limit below [`UNLIMITED`] or a partial amount is stored somewhere.
+    #[must_use]
+    pub fn has_limits(&self) -> bool {
+        !self.limits.is_empty()
+    }
+
+    /// When the node's key is retired, if ever.
+    #[must_use]
+    pub fn retired_at(&self, node: u32) -> Option<u32> {
+        self.retired.get(&node).copied()
+    }
+
+    /// Retires the node's key at `at`; the earliest time wins.
+    pub(crate) fn retire(&mut self, node: u32, at: u32) {
+        let slot = self.retired.entry(node).or_insert(at);
+        *slot = at.min(*slot);
+    }
+
+    pub(crate) fn retired_now(&self) -> impl Iterator<Item = u32> + '_ {
+        self.retired
+            .iter()
+            .filter(|&(_, &at)| at <= self.now)
+            .map(|(&node, _)| node)
+    }
+
+    /// True when the node's key is retired at the reference time.
+    #[inline]
+    #[must_use]
+    pub fn is_retired(&self, node: u32) -> bool {
+        !self.retired.is_empty() && self.retired_at(node).is_some_and(|at| at <= self.now)
+    }
+
+    /// Depth limit and amount of an arc.
+    #[inline]
+    pub(crate) fn weight(&self, seen: &Seen) -> (u8, u8) {
+        if seen.limited {
+            self.limits[&seen.arc]
+        } else {
+            (UNLIMITED, FULL)
+        }
+    }
+
+    /// Calls `visit` for every stored arc that `node` issued, live or not.
+    #[inline]
+    pub(crate) fn each_out(&self, node: u32, mut visit: impl FnMut(Seen)) {
+        let at = node as usize;
+        if at + 1 < self.out_start.len() {
+            let (start, end) = (self.out_start[at], self.out_start[at + 1]);
+            for (arc, a) in (start..end).zip(&self.outs[start as usize..end as usize]) {
+                visit(seen(a.to, arc, *a));
+            }
+        }
+        if self.flags[at] & HAS_OUT != 0 {
+            let mut next = self.first_out[&node];
+            while next != NONE {
+                let extra = &self.extras[next as usize];
+                visit(seen(extra.arc.to, self.outs.len() as u32 + next, extra.arc));
+                next = extra.next_out;
+            }
+        }
+    }
+
+    /// Calls `visit` for every stored arc on `node`, live or not.
+    #[inline]
+    pub(crate) fn each_in(&self, node: u32, mut visit: impl FnMut(Seen)) {
+        let at = node as usize;
+        if at + 1 < self.in_start.len() {
+            for back in &self.ins[self.in_start[at] as usize..self.in_start[at + 1] as usize] {
+                let a = self.outs[back.arc as usize];
+                visit(Seen {
+                    node: back.source,
+                    ..seen(a.to, back.arc, a)
+                });
+            }
+        }
+        if self.flags[at] & HAS_IN != 0 {
+            let mut next = self.first_in[&node];
+            while next != NONE {
+                let extra = &self.extras[next as usize];
+                let arc = self.outs.len() as u32 + next;
+                visit(Seen {
+                    node: extra.source,
+                    ..seen(extra.arc.to, arc, extra.arc)
+                });
+                next = extra.next_in;
+            }
+        }
+    }
+
+    /// Number of stored arcs that `node` issued since the last compaction or before it, an upper bound of work.
+    #[inline]
+    pub(crate) fn out_degree(&self, node: u32) -> usize {
+        let at = node as usize;
+        let base = if at + 1 < self.out_start.len() {
+            self.out_start[at + 1] - self.out_start[at]
+        } else {
+            0
+        };
+        base as usize + usize::from(self.flags[at] & HAS_OUT)
+    }
+
+    #[inline]
+    pub(crate) fn in_degree(&self, node: u32) -> usize {
+        let at = node as usize;
+        let base = if at + 1 < self.in_start.len() {
+            self.in_start[at + 1] - self.in_start[at]
+        } else {
+            0
+        };
+        base as usize + usize::from(self.flags[at] & HAS_IN)
+    }
+
+    /// Replaces the whole topology by the given arcs, all of full weight; returns false, without a change, if an
+    /// end is not a node.
+    pub fn load(&mut self, source: &[u32], subject: &[u32], from: &[u32], until: &[u32]) -> bool {
+        let nodes = self.nodes() as u32;
+        if source.iter().chain(subject).any(|&node| node >= nodes) {
+            return false;
+        }
+        let arcs = (0..source.len()).map(|i| {
+            (
+                source[i],
+                Arc {
+                    to: subject[i],
+                    from: from[i],
+                    until: until[i],
+                },
+                (UNLIMITED, FULL),
+            )
+        });
+        self.build(arcs);
+        true
+    }
+
+    fn build(&mut self, arcs: impl Iterator<Item = (u32, Arc, (u8, u8))> + Clone) {
+        let nodes = self.nodes();
+        let mut out_start = vec![0u32; nodes + 1];
+        let mut in_start = vec![0u32; nodes + 1];
+        let mut total = 0usize;
+        for (source, arc, _) in arcs.clone() {
+            out_start[source as usize + 1] += 1;
+            in_start[(arc.to & !LIMITED) as usize + 1] += 1;
+            total += 1;
+        }
+        for node in 0..nodes {
+            out_start[node + 1] += out_start[node];
+            in_start[node + 1] += in_start[node];
+        }
+        let mut outs = vec![
+            Arc {
+                to: 0,
+                from: GONE,
+                until: 0
+            };
+            total
+        ];
+        let mut limits: HashMap<u32, (u8, u8), BuildHasherDefault<IndexHasher>> = HashMap::default();
+        // Each start is moved to its end while filling, then shifted back by one place: no second array.
+        for (source, arc, weight) in arcs {
+            let place = &mut out_start[source as usize];
+            let limited = weight != (UNLIMITED, FULL);
+            if limited {
+                limits.insert(*place, weight);
+            }
+            let to = (arc.to & !LIMITED) | if limited { LIMITED } else { 0 };
+            outs[*place as usize] = Arc { to, ..arc };
+            *place += 1;
+        }
+        shift_back(&mut out_start);
+        let mut ins = vec![Back { source: 0, arc: 0 }; total];
+        for source in 0..nodes as u32 {
+            for arc in out_start[source as usize]..out_start[source as usize + 1] {
+                let place = &mut in_start[(outs[arc as usize].to & !LIMITED) as usize];
+                ins[*place as usize] = Back { source, arc };
+                *place += 1;
+            }
+        }
+        shift_back(&mut in_start);
+        (self.out_start, self.outs, self.in_start, self.ins, self.limits) =
+            (out_start, outs, in_start, ins, limits);
+        self.extras = Vec::new();
+        self.first_out = HashMap::default();
+        self.first_in = HashMap::default();
+        for flags in &mut self.flags {
+            *flags &= !(HAS_OUT | HAS_IN);
+        }
+        self.live_bound = total;
+        self.refill();
+    }
+
+    /// Folds what came since the last compaction into the arrays, and forgets arcs that can never count again.
+    fn compact(&mut self) {
+        let mut kept = Vec::with_capacity(self.arcs());
+        for source in 0..self.nodes() as u32 {
+            self.each_out(source, |seen| {
+                // Arcs are kept while they are in grace: membership may still rest on them.
+                if seen.from != GONE && self.now < seen.until.saturating_add(self.grace) {
+                    let arc = Arc {
+                        to: seen.node,
+                        from: seen.from,
+                        until: seen.until,
+                    };
+                    kept.push((source, arc, self.weight(&seen)));
+                }
+            });
+        }
+        self.build(kept.iter().copied());
+    }
+
+    /// The spans of (issuer, subject) that may still count.
+    pub(crate) fn pair(&self, issuer: u32, subject: u32) -> Vec<(u32, Span)> {
+        let mut spans = Vec::new();
+        self.each_in(subject, |seen| {
+            if seen.node == issuer && seen.from != GONE {
+                let (depth, amount) = self.weight(&seen);
+                spans.push((
+                    seen.arc,
+                    Span {
+                        from: seen.from,
+                        until: seen.until,
+                        depth,
+                        amount,
+                    },
+                ));
+            }
+        });
+        spans
+    }
+
+    /// Makes `spans` the only ones of (issuer, subject). Returns false when nothing changed.
+    pub(crate) fn set_pair(&mut self, issuer: u32, subject: u32, spans: &[Span]) -> bool {
+        let old = self.pair(issuer, subject);
+        let mut changed = false;
+        for &(arc, span) in &old {
+            if !spans.contains(&span) {
+                self.arc_mut(arc).from = GONE;
+                changed = true;
+            }
+        }
+        for &span in spans {
+            if !old.iter().any(|&(_, known)| known == span) {
+                self.insert(issuer, subject, span);
+                changed = true;
+            }
+        }
+        if self.extras.len() > 4096.max(self.outs.len() / 8) {
+            self.compact();
+        }
+        changed
+    }
+
+    fn insert(&mut self, issuer: u32, subject: u32, span: Span) {
+        let index = self.extras.len() as u32;
+        let limited = (span.depth, span.amount) != (UNLIMITED, FULL);
+        if limited {
+            self.limits
+                .insert(self.outs.len() as u32 + index, (span.depth, span.amount));
+        }
+        let next_out = self.first_out.insert(issuer, index).unwrap_or(NONE);
+        let next_in = self.first_in.insert(subject, index).unwrap_or(NONE);
+        self.flags[issuer as usize] |= HAS_OUT;
+        self.flags[subject as usize] |= HAS_IN;
+        let to = subject | if limited { LIMITED } else { 0 };
+        let arc = Arc {
+            to,
+            from: span.from,
+            until: span.until,
+        };
+        self.extras.push(Extra {
+            source: issuer,
+            arc,
+            next_out,
+            next_in,
+        });
+        let arc_index = self.outs.len() as u32 + index;
+        for time in boundaries(arc, self.grace) {
+            if time > self.now && time <= self.horizon {
+                self.near.push(Reverse((time, arc_index)));
+            }
+        }
+    }
+
+    /// Ends the live or coming spans of (issuer, subject) at `at`. Returns false when there was none.
+    pub(crate) fn end_pair(&mut self, issuer: u32, subject: u32, at: u32) -> bool {
+        let mut ended = false;
+        for (arc, span) in self.pair(issuer, subject) {
+            if at < span.until {
+                let (now, grace, horizon) = (self.now, self.grace, self.horizon);
+                let stored = self.arc_mut(arc);
+                if at <= stored.from {
+                    stored.from = GONE;
+                } else {
+                    stored.until = at;
+                }
+                for time in boundaries(*stored, grace) {
+                    if time > now && time <= horizon {
+                        self.near.push(Reverse((time, arc)));
+                    }
+                }
+                ended = true;
+            }
+        }
+        ended
+    }
+
+    fn arc_mut(&mut self, arc: u32) -> &mut Arc {
+        let at = arc as usize;
+        if at < self.outs.len() {
+            &mut self.outs[at]
+        } else {
+            &mut self.extras[at - self.outs.len()].arc
+        }
+    }
+
+    fn ends(&self, arc: u32) -> (u32, Arc) {
+        let at = arc as usize;
+        if let Some(extra) = at.checked_sub(self.outs.len()) {
+            let extra = &self.extras[extra];
+            return (extra.source, extra.arc);
+        }
+        // The last start that is not past the arc belongs to its source.
+        let source = self.out_start.partition_point(|&start| start <= arc) - 1;
+        (source as u32, self.outs[at])
+    }
+
+    /// Moves the reference time forward and reports the ends of every arc that began or ended meanwhile.
+    pub(crate) fn advance(&mut self, to: u32, mut changed: impl FnMut(u32, u32)) {
+        loop {
+            let from_agenda = self.agenda.last().copied();
+            let from_near = self.near.peek().map(|entry| entry.0);
+            let due = match (from_agenda, from_near) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            match due {
+                Some((time, arc)) if time <= to => {
+                    if from_agenda == due {
+                        self.agenda.pop();
+                    }
+                    if from_near == due {
+                        self.near.pop();
+                    }
+                    let (source, stored) = self.ends(arc);
+                    if boundaries(stored, self.grace).any(|boundary| boundary == time) {
+                        changed(source, stored.to & !LIMITED);
+                    }
+                    self.now = self.now.max(time);
+                }
+                _ if self.horizon < to => {
+                    self.now = self.now.max(self.horizon);
+                    self.refill();
+                }
+                _ => break,
+            }
+        }
+        self.now = to;
+    }
+
+    /// Collects the next boundaries in time: about one in sixteen arcs, so that memory stays small.
+    fn refill(&mut self) {
+        const BUCKETS: u64 = 4096;
+        let now = self.now;
+        let (mut low, mut high, mut count) = (u32::MAX, 0u32, 0usize);
+        self.each_boundary(|time, _| {
+            low = low.min(time);
+            high = high.max(time);
+            count += 1;
+        });
+        self.near.clear();
+        self.agenda = Vec::new();
+        self.horizon = u32::MAX;
+        let wanted = (self.arcs() / 16).max(1 << 14);
+        if count > wanted {
+            let width = (u64::from(high - low) / BUCKETS + 1) as u32;
+            let mut histogram = vec![0usize; BUCKETS as usize + 1];
+            self.each_boundary(|time, _| histogram[((time - low) / width) as usize] += 1);
+            let mut sum = 0;
+            let mut last = 0;
+            for (bucket, &size) in histogram.iter().enumerate() {
+                // At least one bucket, however full.
+                if bucket > 0 && sum + size > wanted && sum > 0 {
+                    break;
+                }
+                sum += size;
+                last = bucket as u32;
+            }
+            self.horizon = low.saturating_add((last + 1).saturating_mul(width) - 1);
+        }
+        let horizon = self.horizon;
+        let mut agenda = Vec::new();
+        self.each_boundary(|time, arc| {
+            if time <= horizon {
+                agenda.push((time, arc));
+            }
+        });
+        debug_assert!(agenda.iter().all(|&(time, _)| time > now));
+        agenda.sort_unstable_by(|a, b| b.cmp(a));
+        agenda.shrink_to_fit();
+        self.agenda = agenda;
+    }
+
+    fn each_boundary(&self, mut visit: impl FnMut(u32, u32)) {
+        let arcs = self.outs.iter().chain(self.extras.iter().map(|extra| &extra.arc));
+        for (arc, stored) in arcs.enumerate() {
+            for time in boundaries(*stored, self.grace) {
+                if time > self.now {
+                    visit(time, arc as u32);
+                }
+            }
+        }
+    }
+}
+
+fn seen(to: u32, arc: u32, a: Arc) -> Seen {
+    Seen {
+        node: to & !LIMITED,
+        arc,
+        from: a.from,
+        until: a.until,
+        limited: to & LIMITED != 0,
+    }
+}
+
+/// The times at which an arc begins, ends, and ends to support membership. `u32::MAX` is never reached.
+fn boundaries(arc: Arc, grace: u32) -> impl Iterator<Item = u32> {
+    let past = if grace == 0 {
+        u32::MAX
+    } else {
+        arc.until.saturating_add(grace)
+    };
+    let times = if arc.from == GONE {
+        [u32::MAX; 3]
+    } else {
+        [arc.from, arc.until, past]
+    };
+    times.into_iter().filter(|&time| time != u32::MAX)
+}
+
+fn shift_back(starts: &mut [u32]) {
+    for at in (1..starts.len()).rev() {
+        starts[at] = starts[at - 1];
+    }
+    if let Some(first) = starts.first_mut() {
+        *first = 0;
+    }
+}
