@@ -128,10 +128,14 @@ def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) ->
         t for i in order if i in claims for t in content_stems(base_title(library.passages[i].title))
     }
     local = {t: w * (_WEIGHTS["explained"] if t in explained else 1.0) for t, w in weights.items()}
+    if asked.cue in local:
+        local[asked.cue] *= _WEIGHTS["cue"]
     local_total = sum(local.values()) or 1.0
     for place, index in enumerate(order):
         passage = library.passages[index]
         own = set(content_stems(passage.title))
+        # A passage's own name stands beside everything that it says.
+        beside = {t: w * (_WEIGHTS["own"] if t in own else 1.0) for t, w in local.items()}
         is_second = place == len(order) - 1 and len(order) > 1
         named = index in claims
         for position, sentence in enumerate(passage.sentences):
@@ -165,7 +169,7 @@ def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) ->
                     value -= _WEIGHTS["partly"] * known
                 near = 0.0
                 if mention.kind != "title":
-                    near = _nearness(sentence, mention, local, local_total)
+                    near = _nearness(sentence, mention, beside, local_total)
                 score = base + value + _WEIGHTS["near"] * near
                 key = fold(text)
                 old = best.get(key)
@@ -368,6 +372,8 @@ def find_span(library: Library, question: str, pairs: Sequence[Pair], *, breadth
 
 
 _WEIGHTS = {
+    "cue": 1.5,
+    "own": 0.5,
     "explained": 0.6,
     "country": 0.4,
     "overlap": 0.7,

@@ -42,7 +42,8 @@ class Question:
     or ``span``. ``expects``: ``person place date year range number country thing``. ``nouns`` are the stems
     of the noun phrase after *what* or *which*, ``head`` its last. ``options`` are the two names of a choice
     or of a comparison. ``relation`` is the direction of a comparison, ``""`` for none. ``via`` are the stems
-    of nouns that describe something unnamed on the way: "the *film* that …", "a *university* in …".
+    of nouns that describe something unnamed on the way: "the *film* that …", "a *university* in …". ``cue`` is
+    the stem of the verb that the answer belongs to: "where was … *born*", "*located* in what city".
     """
 
     text: str
@@ -54,6 +55,7 @@ class Question:
     relation: str
     names: tuple[str, ...]
     via: tuple[str, ...] = ()
+    cue: str = ""
 
 
 def _clean_name(text: str) -> str:
@@ -212,7 +214,25 @@ def analyse(text: str) -> Question:
     marks = {"both", "share", "shared", "common", "same", "between"}
     if both and (marks & set(words) or (asks == 0 and re.search(r"\b(?:are|were|do|did)\b", text))):
         return Question(text, "shared", expects, nouns, head, both, relation, names)
-    return Question(text, "span", expects, nouns, head, (), relation, names, _described(text, nouns))
+    return Question(
+        text, "span", expects, nouns, head, (), relation, names, _described(text, nouns), _cue(text, asks)
+    )
+
+
+def _cue(text: str, asks: int) -> str:
+    words = _words(text)
+    if asks < 0:
+        return ""
+    if asks <= 1:
+        # "Where was the designer of the bridge born?": an auxiliary follows, and the verb comes last.
+        following = [w for w in words[asks + 1 : asks + 5] if w in _AUX]
+        rest = words[asks + 1 :]
+        tokens = tokenize(text)
+        last = tokens[-1].text if tokens else ""
+        plain = rest and rest[-1] not in STOPWORDS and last[:1].islower()
+        return stem(rest[-1]) if following and plain else ""
+    before = [w for w in words[max(0, asks - 3) : asks] if w not in STOPWORDS and w != ","]
+    return stem(before[-1]) if before else ""
 
 
 _LEADS = frozenset("the a an this another".split())
