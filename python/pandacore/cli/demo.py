@@ -24,7 +24,7 @@ def demo(
     model: str | None = typer.Option(
         None, "--model", metavar="SPEC", help="extractive, llama:NAME, openai:MODEL or grpc://host:port."
     ),
-    planner: str = typer.Option("auto", "--planner", help="Who plans: auto, model or rule."),
+    planner: str = typer.Option("auto", "--planner", help="Who plans: auto, model or rules."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object per question."),
 ) -> None:
     """Answer the built-in questions with a team of agents.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from pandacore.cli.output import Exit
-from pandacore.errors import ConfigError
+from pandacore.cli.output import Exit, clean, json_line, note, say, uses_terminal
+from pandacore.config import load
+from pandacore.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -82,6 +84,108 @@ def serve(
     made = build_backend(backend, model=model or None, options=key_values(option))
     _run(serve_backend(made, host, port, concurrency=concurrency, waiting=waiting, allow_remote=allow_remote))
     raise typer.Exit(Exit.OK)
+
+
+@app.command(name="list")
+def list_models(as_json: bool = typer.Option(False, "--json", help="One JSON object per model.")) -> None:
+    """List the models in the cache, and the known ones that could be fetched."""
+    from pandacore.bench.text import columns
+    from pandacore.models import catalog
+
+    here = catalog.installed(cache=_cache())
+    names = {model.name for model in here}
+    absent = [model for model in catalog.known() if model.name not in names]
+    if as_json:
+        for model in here:
+            json_line({"installed": True, **catalog.as_json(model)})
+        for missing in absent:
+            json_line({"installed": False, **catalog.as_json(missing)})
+        return
+    rows = [(m.name, m.kind, _megabytes(m.size), str(m.path)) for m in here]
+    rows += [(m.name, m.kind, _megabytes(m.size), f"not fetched; {m.title}") for m in absent]
+    say(clean(columns(("name", "kind", "size", "where"), rows, right={2})))
+
+
+@app.command()
+def get(
+    source: str = typer.Argument(..., metavar="NAME|FILE|URL", help="A known model, or a file of your own."),
+    *,
+    sha256: str | None = typer.Option(None, "--sha256", help="What the file must have; a URL needs it."),
+    name: str | None = typer.Option(None, "--name", help="Name of a file or URL in the cache."),
+    force: bool = typer.Option(False, "--force", help="Fetch again even if it is there."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+) -> None:
+    """Fetch a model into the cache; it is kept only if its size and sha256 are right."""
+    from pandacore.models import catalog
+
+    progress = _Progress()
+    known = {model.name for model in catalog.known()}
+    is_own = "://" in source or Path(source).expanduser().exists()
+    try:
+        if source in known or not is_own:
+            if sha256 is not None or name is not None:
+                raise ConfigError(
+                    f"{source!r} is pinned already",
+                    where="--sha256, --name",
+                    hint="leave them out, or give a file",
+                )
+            found = catalog.fetch(source, cache=_cache(), progress=progress, force=force)
+        else:
+            found = catalog.add(source, sha256=sha256, name=name, cache=_cache(), progress=progress)
+    finally:
+        progress.end()
+    if as_json:
+        json_line(catalog.as_json(found))
+    else:
+        say(f"{found.name}  {_megabytes(found.size)}  {found.path}")
+        say(f"use it with --model llama:{found.name}" if found.kind == "chat" else f"kind: {found.kind}")
+
+
+@app.command()
+def rm(name: str = typer.Argument(..., metavar="NAME", help="A model in the cache.")) -> None:
+    """Delete a model from the cache."""
+    from pandacore.models import catalog
+
+    if not catalog.remove(name, cache=_cache()):
+        raise ModelNotFound(
+            f"model {name!r} is not in the cache",
+            where="model rm",
+            hint="`pandacore model list` shows what is",
+        )
+    say(f"removed {name}")
+
+
+def _cache() -> Path | None:
+    """The cache directory if the settings name one; otherwise the catalogue decides."""
+    settings = load()
+    return settings.paths.cache_dir if settings.origin("paths.cache_dir").source != "default" else None
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+class _Progress:
+    """Progress on stderr: one changing line on a terminal, otherwise a line for every tenth."""
+
+    def __init__(self) -> None:
+        self._live = uses_terminal(sys.stderr)
+        self._said = -1
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        share = done / total if total else 0.0
+        line = f"{share:4.0%}  {_megabytes(done)} of {_megabytes(total) if total else '?'}  {what}"
+        if self._live:
+            sys.stderr.write(f"\r{clean(line):<78.78}")
+            sys.stderr.flush()
+        elif int(share * 10) > self._said:
+            self._said = int(share * 10)
+            note(line)
+
+    def end(self) -> None:
+        if self._live:
+            sys.stderr.write("\r" + " " * 78 + "\r")
+            sys.stderr.flush()
 
 
 def _run(work: Coroutine[object, object, None]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "Ways", "ask_all"]
 
-PLANNERS = ("auto", "model", "rule")
+PLANNERS = ("auto", "model", "rules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,21 @@ async def ask_all(
         Collective.local(model=model.client, seed=ways.seed) as collective,
     ):
         collective.add(*TEAM)
+        # The extractive model plans by the same rules; a generative one would spend tokens on it.
+        by_rules = ways.planner == "rules" or (ways.planner == "auto" and await runs.generates(model))
         for asked in questions:
             if not ways.as_json:
                 say(f"{style('question', 'bold')}  {clean(asked.text)}")
-            plan = question_plan(asked.text) if ways.planner == "rule" else None
+            plan = question_plan(asked.text) if by_rules else None
             task = Task(asked.text, documents=documents, plan=plan)
             with runs.view(quiet=ways.as_json or ways.brief) as shown:
                 result = await runs.follow(
-                    collective, task, shown=shown, pattern=ways.pattern, budget=runs.budget(settings)
+                    collective,
+                    task,
+                    shown=shown,
+                    pattern=ways.pattern,
+                    budget=runs.budget(settings),
+                    planner="model" if ways.planner == "model" else "auto",
                 )
             found = _answer(result)
             is_right = asked.expected is not None and _same(found.text, asked.expected)

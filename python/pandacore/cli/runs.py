@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pandacore.bench.text import columns
 from pandacore.cli.output import Exit, clean, exit_code_of_kind, fail, say, style, switches, uses_terminal
-from pandacore.config import redact
+from pandacore.config import Secret, redact
 from pandacore.task import (
     PlanReady,
     RunFinished,
@@ -28,7 +29,19 @@ if TYPE_CHECKING:
     from pandacore.plan import Plan
     from pandacore.task import Budget, Event, Failure, Result, Task, TeamView
 
-__all__ = ["View", "blocking", "budget", "exit_code", "follow", "model", "tail", "view"]
+__all__ = [
+    "View",
+    "blocking",
+    "budget",
+    "exit_code",
+    "follow",
+    "generates",
+    "model",
+    "share",
+    "spec",
+    "tail",
+    "view",
+]
 
 T = TypeVar("T")
 _SHOWN: int = 72  # characters of an instruction or output in one line
@@ -39,39 +52,51 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
+def spec(settings: Settings, wanted: str | None) -> str:
+    """Return the model to use: the one asked for, or the settings'; ``openai`` alone takes their name."""
+    found = wanted or settings.model.spec
+    return f"openai:{settings.model.name}" if found == "openai" and settings.model.name else found
+
+
+def share(settings: Settings) -> None:
+    """Let a model server that this process starts see what only files of settings say."""
+    for name in ("base_url", "api_key"):
+        value = getattr(settings.model, name)
+        # What is in the environment is seen anyway; setting it twice would contradict its _FILE form.
+        if value is not None and settings.origin(f"model.{name}").source != "env":
+            text = value.reveal() if isinstance(value, Secret) else value
+            os.environ[f"PANDACORE__MODEL__{name.upper()}"] = text
+
+
 @contextlib.asynccontextmanager
-async def model(settings: Settings, spec: str | None) -> AsyncIterator[ModelHandle]:
-    """Connect to the model of the settings, or to another spec with the rest of the settings.
+async def model(settings: Settings, wanted: str | None) -> AsyncIterator[ModelHandle]:
+    """Connect to the model of the settings, or to another with the rest of the settings.
 
     Raises
     ------
     ConfigError
-        The spec names no model.
+        The text names no model.
     ModelUnavailable
         The server cannot be started, or does not answer.
     """
-    from pandacore.models.client import ModelClientConfig
-    from pandacore.models.handle import connect
+    from pandacore.models import ModelClientConfig, connect
 
-    wanted = spec or settings.model.spec
-    if wanted == "openai" and settings.model.name:
-        wanted = f"openai:{settings.model.name}"
-    # What is in the environment reaches a child server anyway; handing it on twice would contradict _FILE.
-    given = {
-        name: getattr(settings.model, name)
-        for name in ("base_url", "api_key")
-        if settings.origin(f"model.{name}").source != "env"
-    }
+    share(settings)
     handle = connect(
-        wanted,
+        spec(settings, wanted),
         config=ModelClientConfig(deadline_s=settings.model.timeout_s, max_retries=settings.model.retries),
-        **given,
     )
     async with handle:
         if handle.process is None:
             # A server of somebody else's: learn now, and not in the middle of a run, that it is not there.
             await handle.client.list_models(deadline_s=min(10.0, settings.model.timeout_s))
         yield handle
+
+
+async def generates(handle: ModelHandle) -> bool:
+    """Say if the model writes text of its own, rather than quote."""
+    known = await handle.client.list_models()
+    return bool(known) and known[0].generative
 
 
 def budget(settings: Settings) -> Budget:
@@ -82,11 +107,17 @@ def budget(settings: Settings) -> Budget:
 
 
 async def follow(
-    collective: Collective, task: Task, *, shown: View, pattern: str = "star", budget: Budget | None = None
+    collective: Collective,
+    task: Task,
+    *,
+    shown: View,
+    pattern: str = "star",
+    budget: Budget | None = None,
+    planner: str = "auto",
 ) -> Result:
     """Run a task, show each event, and return the result."""
     result: Result | None = None
-    async with collective.stream(task, pattern=pattern, budget=budget) as events:
+    async with collective.stream(task, pattern=pattern, budget=budget, planner=planner) as events:
         async for event in events:
             shown.event(event)
             if isinstance(event, RunFinished):

@@ -22,7 +22,7 @@ def solve(
     model: str | None = typer.Option(
         None, "--model", metavar="SPEC", help="extractive, llama:NAME, openai:MODEL or grpc://host:port."
     ),
-    planner: str = typer.Option("auto", "--planner", help="Who plans: auto, model or rule."),
+    planner: str = typer.Option("auto", "--planner", help="Who plans: auto, model or rules."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Answer a question from your own documents.
