@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pandacore.patterns.base import Pattern
     from pandacore.registry import Registry
     from pandacore.task import Event
-    from pandacore.team.assembly import Assembler, LoadBook
-    from pandacore.team.client import AgentClient
     from pandacore.team.driver import EventStream, Run, Services
     from pandacore.team.host import Host
 
@@ -67,12 +65,8 @@ class Collective:
         self._runs: set[Run] = set()
         self._places = asyncio.Semaphore(MAX_RUNS)
         self._waiting = 0
-        self._registry: Registry | None = None
-        self._book: LoadBook | None = None
-        self._assembler: Assembler | None = None
         self._host: Host | None = None
-        self._client: AgentClient | None = None
-        self._model: ModelClient | None = None
+        self._services: Services | None = None
         self._facade: SyncCollective | None = None
 
     @classmethod
@@ -115,8 +109,9 @@ class Collective:
 
     async def _start(self) -> None:
         from pandacore.registry import Registry
-        from pandacore.team.assembly import Assembler, LoadBook
-        from pandacore.team.client import AgentClient
+        from pandacore.team.assembly import Assembler
+        from pandacore.team.directory import Directory
+        from pandacore.team.driver import Services
         from pandacore.team.host import Host
 
         self._require("new", "it was started before")
@@ -124,25 +119,20 @@ class Collective:
         self._loop = asyncio.get_running_loop()
         try:
             async with contextlib.AsyncExitStack() as stack:
+                model = None
                 if self._model_spec is not None:
                     from pandacore.models.handle import connect
 
-                    handle = await stack.enter_async_context(connect(self._model_spec))
-                    self._model = handle.client
-                registry = self._registry = Registry(seed=self._random.getrandbits(63))
-                book = self._book = LoadBook(registry)
-                host = self._host = Host(
-                    model=self._model, load_changed=lambda agent, load: book.report(agent.id, load)
+                    model = (await stack.enter_async_context(connect(self._model_spec))).client
+                directory = Directory(Registry(seed=self._random.getrandbits(63)))
+                stack.push_async_callback(directory.close)
+                self._host = Host(
+                    model=model, load_changed=lambda agent, load: directory.report(agent.id, load)
                 )
-                stack.push_async_callback(host.close)
-                client = self._client = AgentClient(await host.start())
-                stack.push_async_callback(client.close)
-                self._assembler = Assembler(
-                    registry,
-                    book,
-                    agent=self._agents.__getitem__,
-                    client=lambda _: client,
-                    random=self._random,
+                stack.push_async_callback(self._host.close)
+                await self._host.start()
+                self._services = Services(
+                    directory, Assembler(directory, random=self._random), model, self._random
                 )
                 for agent in self._agents.values():
                     self._announce(agent)
@@ -217,12 +207,9 @@ class Collective:
         """
         self._require_open()
         assert self._host is not None
-        assert self._registry is not None
-        assert self._book is not None
         if agent.id not in self._agents:
             raise errors.UnknownAgent(f"{agent.name!r} is not in the collective", hint="add it first")
-        self._registry.withdraw(agent.id)
-        self._book.forget(agent.id)
+        self._open_services().directory.remove(agent.id)
         await self._host.remove(agent.id)
         del self._agents[agent.id]
 
@@ -235,8 +222,7 @@ class Collective:
     def registry(self) -> Registry:
         """The registry behind the collective; read it freely, change it through ``add`` and ``remove``."""
         self._require_open()
-        assert self._registry is not None
-        return self._registry
+        return self._open_services().directory.registry
 
     @property
     def address(self) -> str:
@@ -321,7 +307,7 @@ class Collective:
             raise errors.ConfigError(
                 f"no planner {planner!r}", where="run(planner=…)", hint="auto, model or rule"
             )
-        run = Run(task, _pattern(pattern), budget or Budget(), self._services(), planner=planner)
+        run = Run(task, _pattern(pattern), budget or Budget(), self._open_services(), planner=planner)
         self._runs.add(run)
         run._main.add_done_callback(lambda _: self._runs.discard(run))
         return run
@@ -359,35 +345,19 @@ class Collective:
         finally:
             self._places.release()
 
-    def _services(self) -> Services:
-        from pandacore.team.driver import Services
-
-        assert self._assembler is not None
-        assert self._book is not None
-        assert self._client is not None
-        client = self._client
-        return Services(
-            assembler=self._assembler,
-            book=self._book,
-            client=lambda _: client,
-            model=self._model,
-            vocabulary=self._vocabulary,
-            random=self._random,
-        )
-
-    def _vocabulary(self) -> dict[str, str]:
-        """Capabilities of the collective and what the first agent with each says of itself."""
-        found: dict[str, str] = {}
-        for agent in self._agents.values():
-            for name in agent.capabilities:
-                found.setdefault(name, agent.description)
-        return found
+    def _open_services(self) -> Services:
+        assert self._services is not None
+        return self._services
 
     def _announce(self, agent: Agent) -> None:
-        assert self._registry is not None
+        from pandacore.team.directory import Entry
+
         assert self._host is not None
         self._host.add(agent)
-        self._registry.announce(agent.id, agent.capabilities, concurrency=agent.concurrency)
+        self._open_services().directory.add(
+            Entry(agent.id, agent.name, agent.description, agent.capabilities, self._host.address),
+            concurrency=agent.concurrency,
+        )
 
     def _require_open(self) -> None:
         self._require("open", "")

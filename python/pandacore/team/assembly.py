@@ -11,14 +11,13 @@ from pandacore.task import Member, TeamView
 from pandacore.team.client import Load, gather_within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from random import Random
 
-    from pandacore.agent import Agent
-    from pandacore.registry import Registry, Team
-    from pandacore.team.client import AgentClient
+    from pandacore.registry import Team
+    from pandacore.team.directory import Directory
 
-__all__ = ["Assembler", "LoadBook"]
+__all__ = ["Assembler"]
 
 PROBE_TIMEOUT_S: Final = 0.25
 """Probes that take longer are not waited for: what answered is enough."""
@@ -32,70 +31,19 @@ MAX_ROUNDS: Final = 4
 _BACKOFF_S: Final = (0.01, 0.5)
 
 
-class LoadBook:
-    """What the registry should believe of each agent's load: the agent's own report plus what this caller
-    has decided and the agent does not know yet. Without the second part, simultaneous assemblies herd."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._reported: dict[bytes, int] = {}
-        self._pending: dict[bytes, int] = {}
-
-    def report(self, agent_id: bytes, load: int) -> None:
-        """The agent says that its load is ``load``."""
-        self._reported[agent_id] = load
-        self._write(agent_id)
-
-    def expect(self, agent_id: bytes, change: int) -> None:
-        """This caller is about to add ``change`` (or no longer is, if negative)."""
-        pending = self._pending.get(agent_id, 0) + change
-        if pending:
-            self._pending[agent_id] = pending
-        else:
-            self._pending.pop(agent_id, None)
-        self._write(agent_id)
-
-    def load(self, agent_id: bytes) -> int:
-        """The believed load."""
-        return self._reported.get(agent_id, 0) + self._pending.get(agent_id, 0)
-
-    def forget(self, agent_id: bytes) -> None:
-        """The agent left."""
-        self._reported.pop(agent_id, None)
-        self._pending.pop(agent_id, None)
-
-    def _write(self, agent_id: bytes) -> None:
-        if agent_id in self._registry:
-            self._registry.set_load(agent_id, self.load(agent_id))
-
-
 class Assembler:
     """Forms teams out of the registry's agents.
 
     Parameters
     ----------
-    registry : Registry
-    book : LoadBook
+    directory : Directory
         Kept up to date with every choice.
-    agent, client : callable
-        From an agent's id to its record, and to the client of its host.
     random : Random
-        For the jitter of waits.
+        For ties between agents and the jitter of waits.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        book: LoadBook,
-        *,
-        agent: Callable[[bytes], Agent],
-        client: Callable[[bytes], AgentClient],
-        random: Random,
-    ) -> None:
-        self._registry = registry
-        self._book = book
-        self._agent = agent
-        self._client = client
+    def __init__(self, directory: Directory, *, random: Random) -> None:
+        self._directory = directory
         self._random = random
 
     async def form(
@@ -119,13 +67,13 @@ class Assembler:
             team, mode = self._propose(required, exclude | declined)
             choice = [(m.agent_id, capability, m.load) for m in team.members for capability in m.capabilities]
             for agent_id, _, _ in choice:
-                self._book.expect(agent_id, +1)
+                self._directory.expect(agent_id, +1)
             try:
                 loads = await self._probe({agent_id for agent_id, _, _ in choice})
                 refused = await self._invite_or_leave(choice, run_id)
             finally:
                 for agent_id, _, _ in choice:
-                    self._book.expect(agent_id, -1)
+                    self._directory.expect(agent_id, -1)
             if not refused:
                 return TeamView(
                     tuple(
@@ -143,7 +91,9 @@ class Assembler:
                 continue
             rounds += 1
             if rounds == MAX_ROUNDS:
-                reasons = "; ".join(f"{self._agent(a).name}: {why}" for a, why in sorted(refused.items()))
+                reasons = "; ".join(
+                    f"{self._directory.entry(a).name}: {why}" for a, why in sorted(refused.items())
+                )
                 raise errors.NoTeam(
                     f"members kept declining: {reasons}",
                     missing=dict(required),
@@ -155,7 +105,9 @@ class Assembler:
     ) -> tuple[Team, str]:
         seed = self._random.getrandbits(32)
         for mode in ("dedicated", "consolidated"):
-            team = self._registry.assemble(dict(required), mode=mode, seed=seed, exclude=tuple(exclude))
+            team = self._directory.registry.assemble(
+                dict(required), mode=mode, seed=seed, exclude=tuple(exclude)
+            )
             if team.complete:
                 return team, mode
         missing = dict(team.missing)
@@ -165,7 +117,7 @@ class Assembler:
         )
 
     async def _probe(self, agent_ids: set[bytes]) -> dict[bytes, Load]:
-        probes = {a: self._client(a).probe(a, timeout_s=PROBE_TIMEOUT_S) for a in agent_ids}
+        probes = {a: self._directory.client(a).probe(a, timeout_s=PROBE_TIMEOUT_S) for a in agent_ids}
         answers = await gather_within(probes, PROBE_TIMEOUT_S)
         return {a: load for a, load in answers.items() if isinstance(load, Load)}
 
@@ -189,7 +141,7 @@ class Assembler:
 
         async def ask(agent_id: bytes, capability: str) -> str:
             try:
-                accepted, reason, _ = await self._client(agent_id).invite(
+                accepted, reason, _ = await self._directory.client(agent_id).invite(
                     agent_id, run_id, capability, ttl_s=RESERVATION_S, timeout_s=INVITE_TIMEOUT_S
                 )
             except errors.PandacoreError as error:
@@ -202,21 +154,21 @@ class Assembler:
     async def _release(self, agent_ids: set[bytes], run_id: str) -> None:
         async def give_back(agent_id: bytes) -> None:
             with contextlib.suppress(errors.PandacoreError):  # the reservation also expires by itself
-                await self._client(agent_id).release(agent_id, run_id, timeout_s=INVITE_TIMEOUT_S)
+                await self._directory.client(agent_id).release(agent_id, run_id, timeout_s=INVITE_TIMEOUT_S)
 
         await asyncio.gather(*(give_back(a) for a in agent_ids))
 
     async def disband(self, team: TeamView, run_id: str) -> None:
         """Give back the places that the run did not use."""
-        known = {m.agent_id for m in team.members if m.agent_id in self._registry}
+        known = {m.agent_id for m in team.members if m.agent_id in self._directory}
         await self._release(known, run_id)
 
     def _member(
         self, agent_id: bytes, capability: str, load: int, loads: Mapping[bytes, Load], mode: str
     ) -> Member:
-        agent = self._agent(agent_id)
+        entry = self._directory.entry(agent_id)
         probed = loads.get(agent_id)
-        holders = len(self._registry.holders(capability))
+        holders = len(self._directory.registry.holders(capability))
         wait_s = probed.expected_wait_s if probed else 0.0
         state = "idle" if probed and probed.total == 0 else f"load {probed.total if probed else load}"
         why = (
@@ -224,4 +176,4 @@ class Assembler:
             if holders > 1
             else f"only holder of {capability!r}"
         )
-        return Member(agent_id, agent.name, capability, load, wait_s, holders, f"{why} ({mode})")
+        return Member(agent_id, entry.name, capability, load, wait_s, holders, f"{why} ({mode})")

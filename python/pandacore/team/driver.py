@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
     from pandacore.patterns.base import Action, Input, Pattern
     from pandacore.plan import Plan
     from pandacore.task import Member
-    from pandacore.team.assembly import Assembler, LoadBook
-    from pandacore.team.client import AgentClient
+    from pandacore.team.assembly import Assembler
+    from pandacore.team.directory import Directory
 
 __all__ = ["EventStream", "Run"]
 
@@ -60,25 +61,14 @@ CANCEL_S: Final = 0.8
 _BACKOFF_S: Final = (0.01, 0.5)
 
 
+@dataclass(frozen=True, slots=True)
 class Services:
     """What a run uses of its collective."""
 
-    def __init__(
-        self,
-        *,
-        assembler: Assembler,
-        book: LoadBook,
-        client: Callable[[bytes], AgentClient],
-        model: ModelClient | None,
-        vocabulary: Callable[[], Mapping[str, str]],
-        random: Random,
-    ) -> None:
-        self.assembler = assembler
-        self.book = book
-        self.client = client
-        self.model = model
-        self.vocabulary = vocabulary
-        self.random = random
+    directory: Directory
+    assembler: Assembler
+    model: ModelClient | None
+    random: Random
 
 
 class Run:
@@ -204,7 +194,7 @@ class Run:
     async def _make_plan(self) -> tuple[Plan, str]:
         if self.task.plan is not None:
             return self.task.plan, "user"
-        vocabulary = self._services.vocabulary()
+        vocabulary = self._services.directory.vocabulary()
         if not vocabulary:
             raise errors.NoTeam("the collective has no agents", hint="add some with collective.add(...)")
         model = self._model()
@@ -337,16 +327,16 @@ class Run:
             self._spend(spent)
 
     async def _assign(self, request: agent_pb2.AssignRequest, member: Member) -> tuple[Any, Usage]:
-        self._services.book.expect(member.agent_id, +1)
+        self._services.directory.expect(member.agent_id, +1)
         accepted = False
         try:
-            client = self._services.client(member.agent_id)
+            client = self._services.directory.client(member.agent_id)
             async with contextlib.aclosing(client.assign(request, timeout_s=self._remaining_s())) as stream:
                 async for event in stream:
                     if not accepted:
                         # From here on the agent's own report counts the subtask.
                         accepted = True
-                        self._services.book.expect(member.agent_id, -1)
+                        self._services.directory.expect(member.agent_id, -1)
                         self._emit(
                             SubtaskStarted,
                             subtask_id=request.subtask_id,
@@ -364,7 +354,7 @@ class Run:
                             pass
         finally:
             if not accepted:
-                self._services.book.expect(member.agent_id, -1)
+                self._services.directory.expect(member.agent_id, -1)
         raise AssertionError("a stream ends with Completed or an error")
 
     def _completed(self, request: agent_pb2.AssignRequest, member: Member, event: Completed) -> Any:
@@ -389,7 +379,7 @@ class Run:
         blamed = self._blamed.get(subtask_id, set())
         held = [m for m in self._team.holders(capability) if m.agent_id not in blamed]
         if held:
-            return min(held, key=lambda m: self._services.book.load(m.agent_id))
+            return min(held, key=lambda m: self._services.directory.load(m.agent_id))
         try:
             extra = await self._services.assembler.form({capability: 1}, self.id, exclude=frozenset(blamed))
         except errors.NoTeam as error:
@@ -488,7 +478,7 @@ class Run:
 
         async def stop(key: tuple[str, int], agent_id: bytes) -> None:
             try:
-                state = await self._services.client(agent_id).cancel(
+                state = await self._services.directory.client(agent_id).cancel(
                     agent_id, self.id, *key, timeout_s=CANCEL_S
                 )
             except errors.PandacoreError:

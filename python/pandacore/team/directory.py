@@ -1,0 +1,140 @@
+"""Who is in the collective, and where: one entry per agent, one client per host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pandacore import errors
+from pandacore.team.client import AgentClient
+
+if TYPE_CHECKING:
+    from pandacore.registry import Registry
+
+__all__ = ["Directory", "Entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An agent as others see it. ``address`` is its host's, as ``host:port``."""
+
+    agent_id: bytes
+    name: str
+    description: str
+    capabilities: tuple[str, ...]
+    address: str
+
+
+class Directory:
+    """The agents of a collective, kept in step with the registry.
+
+    Also the book of loads. What the registry believes of an agent's load is the agent's own last report plus
+    what this caller has decided and the agent does not know yet: without the second part, simultaneous
+    assemblies herd on the same agent.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._entries: dict[bytes, Entry] = {}
+        self._clients: dict[str, AgentClient] = {}
+        self._reported: dict[bytes, int] = {}
+        self._pending: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, agent_id: bytes) -> bool:
+        return agent_id in self._entries
+
+    def add(self, entry: Entry, *, concurrency: int) -> None:
+        """Announce an agent.
+
+        Raises
+        ------
+        DuplicateId
+            It is here already.
+        """
+        if entry.agent_id in self._entries:
+            raise errors.DuplicateId(
+                f"agent {entry.name!r} is in the collective already", hint="give the second one its own key"
+            )
+        self.registry.announce(entry.agent_id, entry.capabilities, concurrency=concurrency)
+        self._entries[entry.agent_id] = entry
+
+    def remove(self, agent_id: bytes) -> None:
+        """Withdraw an agent; forgets its loads."""
+        self.entry(agent_id)
+        self.registry.withdraw(agent_id)
+        del self._entries[agent_id]
+        self._reported.pop(agent_id, None)
+        self._pending.pop(agent_id, None)
+
+    def entry(self, agent_id: bytes) -> Entry:
+        """The entry of an agent.
+
+        Raises
+        ------
+        UnknownAgent
+            It is not, or no longer, in the collective.
+        """
+        entry = self._entries.get(agent_id)
+        if entry is None:
+            raise errors.UnknownAgent(
+                f"no agent {agent_id.hex()[:16]} in the collective", hint="it left; choose another"
+            )
+        return entry
+
+    def at(self, address: str) -> list[Entry]:
+        """The agents of one host."""
+        return [e for e in self._entries.values() if e.address == address]
+
+    def vocabulary(self) -> dict[str, str]:
+        """Capabilities and what the first agent with each says of itself."""
+        found: dict[str, str] = {}
+        for entry in self._entries.values():
+            for name in entry.capabilities:
+                found.setdefault(name, entry.description)
+        return found
+
+    def client(self, agent_id: bytes) -> AgentClient:
+        """The client of the agent's host."""
+        return self.client_at(self.entry(agent_id).address)
+
+    def client_at(self, address: str) -> AgentClient:
+        """The one client of a host; connects when first used."""
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = AgentClient(address)
+        return client
+
+    async def close(self) -> None:
+        """Close all clients."""
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+    # -- loads ---------------------------------------------------------------------------------------
+
+    def report(self, agent_id: bytes, load: int) -> None:
+        """The agent says that its load is ``load``."""
+        if agent_id in self._entries:
+            self._reported[agent_id] = load
+            self._write(agent_id)
+
+    def expect(self, agent_id: bytes, change: int) -> None:
+        """This caller is about to add ``change``, or (negative) no longer is."""
+        if agent_id not in self._entries:
+            return
+        pending = self._pending.get(agent_id, 0) + change
+        if pending:
+            self._pending[agent_id] = pending
+        else:
+            self._pending.pop(agent_id, None)
+        self._write(agent_id)
+
+    def load(self, agent_id: bytes) -> int:
+        """The believed load."""
+        return max(self._reported.get(agent_id, 0) + self._pending.get(agent_id, 0), 0)
+
+    def _write(self, agent_id: bytes) -> None:
+        self.registry.set_load(agent_id, self.load(agent_id))
