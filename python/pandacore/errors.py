@@ -14,6 +14,7 @@ __all__ = [
     "CircuitOpen",
     "ConfigError",
     "ConnectionLost",
+    "CorruptFile",
     "DeadlineExceeded",
     "DuplicateId",
     "ForkedHandle",
@@ -116,6 +117,10 @@ class UnknownCapability(PandacoreError, KeyError):
     """The name cannot be resolved to exactly one capability of the registry."""
 
     __str__ = PandacoreError.__str__
+
+
+class CorruptFile(PandacoreError, ValueError):
+    """A stored file is damaged, cut off, or not of the expected kind; nothing of it was used."""
 
 
 class InvalidPlan(PandacoreError, ValueError):

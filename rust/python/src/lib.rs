@@ -1,6 +1,7 @@
 //! The extension module `pandacore._core`: exports only.
 mod detach;
 mod error;
+mod matching;
 mod trust;
 
 use pyo3::prelude::*;
@@ -8,6 +9,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     use super::*;
+
+    #[pymodule_export]
+    use crate::matching::{
+        PyAgentRecord, PyCapability, PyCertificate, PyMember, PyPreparedSpec, PyRegistry, PyTeam,
+    };
 
     #[pymodule_export]
     use crate::trust::{PyKeyPair, did_of, parse_did, verify_signature};

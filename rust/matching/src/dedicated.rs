@@ -1,0 +1,477 @@
+//! Dedicated teams: different agents for every requirement.
+//!
+//! Facts used, with `R` the agents wanted in total and pools sorted by size:
+//! * F1. If the k-th smallest pool has at least as many agents as the k smallest requirements want together, then
+//!   serving scarce requirements first cannot fail, whatever agents are picked: before the k-th is served at most
+//!   the others' wants are used up. Requirements that satisfy this from the top are *peeled*; the rest is the core.
+//! * F2. Any `min(size, R)` candidates of a pool are enough to decide feasibility, the `R` best to find the optimum.
+//! * F4. On failure the requirements reachable by alternating paths want more agents than exist for them.
+use std::sync::atomic::Ordering;
+
+use crate::assembly::{Filter, Hall, Pick, Quality, Scratch, Shortage, Team, TeamSpec, scan};
+use crate::exact::Candidate;
+use crate::hint::prefetch;
+use crate::rng::{Rng, mix};
+use crate::store::{LANES, View, entry_score, entry_slot};
+
+/// The largest team the quick path serves; larger ones go the exact way.
+const QUICK_TEAM: usize = 128;
+/// Keys of one requirement on the quick path.
+const KEYS: usize = 64;
+/// Extra blocks looked at when a sample runs dry.
+const TOP_UPS: u32 = 4;
+const SALT: u64 = 0x0000_FFFF_FFFF_FFFF;
+
+pub(crate) fn assemble(
+    view: &View<'_>,
+    spec: &TeamSpec,
+    filter: &Filter<'_>,
+    rng: &mut Rng,
+    scratch: &mut Scratch,
+    team: &mut Team,
+) {
+    let wanted = spec.total();
+    let simple = spec.quality == Quality::Fast
+        && !spec.constrained()
+        && wanted as usize <= QUICK_TEAM
+        && spec
+            .required
+            .iter()
+            .all(|r| r.any.len() == 1 && r.count as usize <= KEYS / 2);
+    if simple {
+        let done = match (filter.passes_all(), spec.probes) {
+            (true, 0..=8) => quick::<1>(view, spec, wanted, |_| true, rng, team),
+            (true, 9..=16) => quick::<2>(view, spec, wanted, |_| true, rng, team),
+            (true, _) => quick::<4>(view, spec, wanted, |_| true, rng, team),
+            (false, 0..=16) => quick::<2>(view, spec, wanted, |s| filter.accepts(view, s), rng, team),
+            (false, _) => quick::<4>(view, spec, wanted, |s| filter.accepts(view, s), rng, team),
+        };
+        if done {
+            scratch.counters[0] += 1;
+            team.lower_bound = wanted;
+            return;
+        }
+        team.clear();
+    }
+    scratch.counters[1] += 1;
+    exact(view, spec, filter, rng, scratch, team);
+    team.lower_bound = wanted;
+}
+
+/// Samples `B` blocks per capability and takes the least loaded candidates, scarce capabilities first. Returns
+/// false when a sample runs dry, which proves nothing.
+#[inline(always)]
+fn quick<const B: usize>(
+    view: &View<'_>,
+    spec: &TeamSpec,
+    wanted: u32,
+    accepts: impl Fn(u32) -> bool,
+    rng: &mut Rng,
+    team: &mut Team,
+) -> bool {
+    let required = &spec.required[..];
+    let t = required.len();
+    let pools = view.pools();
+    for r in required {
+        prefetch(pools.as_ptr().wrapping_add(r.any[0] as usize));
+    }
+    // Two dependent misses in all: every pool header, then every block, each set overlapping.
+    let mut sampled = [[0u32; B]; 64];
+    let mut live = [0u32; 64];
+    let mut fewest = u32::MAX;
+    for (i, r) in required.iter().enumerate() {
+        let Some(pool) = pools.get(r.any[0] as usize) else {
+            return false;
+        };
+        let here = pool.live();
+        live[i] = here;
+        fewest = fewest.min(here);
+        let blocks = view.blocks(pool).as_ptr();
+        let draw = rng.next_u64();
+        let mut low = draw as u32;
+        for place in &mut sampled[i] {
+            // A random agent's block, not a random block: the last one may be partly filled.
+            let block = ((u64::from(low) * u64::from(here)) >> 32) as u32 / LANES;
+            *place = block;
+            prefetch(blocks.wrapping_add(block as usize));
+            low = low.wrapping_mul(0x9E37_79B1) ^ (draw >> 32) as u32;
+        }
+    }
+    let mut order = [0u8; 64];
+    for (i, place) in order.iter_mut().enumerate() {
+        *place = i as u8;
+    }
+    if fewest < wanted {
+        // Only a pool smaller than the team can be a bottleneck: those first, ascending.
+        let mut scarce = 0;
+        for i in 0..t {
+            if live[i] < wanted {
+                order.swap(i, scarce);
+                scarce += 1;
+            }
+        }
+        order[..scarce].sort_unstable_by_key(|&i| (live[i as usize], i));
+        order[scarce..t].sort_unstable();
+    }
+    let salt = rng.next_u64() & SALT;
+    let mut used = [u32::MAX; QUICK_TEAM];
+    let mut count = 0;
+    for &i in &order[..t] {
+        let i = i as usize;
+        let here = live[i];
+        let pool = &pools[required[i].any[0] as usize];
+        let blocks = view.blocks(pool);
+        let mut keys = [u64::MAX; KEYS];
+        let mut n = 0;
+        let mut gather = |block: u32, n: &mut usize| {
+            let filled = (here - block * LANES).min(LANES) as usize;
+            if let Some(block) = blocks.get(block as usize) {
+                for lane in 0..filled {
+                    keys[*n + lane] = block.0[lane].load(Ordering::Relaxed) ^ salt;
+                }
+                *n += filled;
+            }
+        };
+        if here as usize <= KEYS && here < wanted {
+            for block in 0..here.div_ceil(LANES) {
+                gather(block, &mut n);
+            }
+        } else if here > 0 {
+            for b in 0..B {
+                let block = sampled[i][b];
+                if !sampled[i][..b].contains(&block) {
+                    gather(block, &mut n);
+                }
+            }
+        }
+        let mut need = required[i].count;
+        let mut tries = 0;
+        while need > 0 {
+            let mut best = u64::MAX;
+            let mut at = 0;
+            for (k, &key) in keys[..n].iter().enumerate() {
+                if key < best {
+                    best = key;
+                    at = k;
+                }
+            }
+            if best == u64::MAX {
+                if tries == TOP_UPS || n + LANES as usize > KEYS || here == 0 {
+                    return false;
+                }
+                tries += 1;
+                let block = rng.below(here) / LANES;
+                let filled = (here - block * LANES).min(LANES) as usize;
+                let Some(block) = blocks.get(block as usize) else {
+                    return false;
+                };
+                for lane in 0..filled {
+                    keys[n + lane] = block.0[lane].load(Ordering::Relaxed) ^ salt;
+                }
+                n += filled;
+                continue;
+            }
+            keys[at] = u64::MAX;
+            let entry = best ^ salt;
+            let slot = entry_slot(entry);
+            if used[..count].contains(&slot) || !accepts(slot) {
+                continue;
+            }
+            used[count] = slot;
+            count += 1;
+            team.picks.push(Pick {
+                slot,
+                score: entry_score(entry),
+                serves: 1 << i,
+            });
+            need -= 1;
+        }
+    }
+    if fewest < wanted {
+        team.picks.sort_by_key(|p| p.serves);
+    }
+    true
+}
+
+/// Decides exactly.
+fn exact(
+    view: &View<'_>,
+    spec: &TeamSpec,
+    filter: &Filter<'_>,
+    rng: &mut Rng,
+    scratch: &mut Scratch,
+    team: &mut Team,
+) {
+    let by_score = |c: &Candidate| u64::from(c.score);
+    attempt(view, spec, filter, rng, scratch, team, &by_score, None);
+    let Some(cap) = spec.cost_cap else { return };
+    if team.complete() && scratch.solver.cost <= cap {
+        return;
+    }
+    // The best loaded team is too dear, or there is none: the cheapest tells whether one is within the cap, and
+    // its prefixes are the cheapest partial teams.
+    team.clear();
+    let by_cost = |c: &Candidate| u64::from(c.cost) << 16 | u64::from(c.score);
+    attempt(view, spec, filter, rng, scratch, team, &by_cost, Some(cap));
+}
+
+#[expect(clippy::too_many_arguments, reason = "the parts of one decision, used twice")]
+fn attempt(
+    view: &View<'_>,
+    spec: &TeamSpec,
+    filter: &Filter<'_>,
+    rng: &mut Rng,
+    scratch: &mut Scratch,
+    team: &mut Team,
+    weight: &dyn Fn(&Candidate) -> u64,
+    budget: Option<u64>,
+) {
+    let required = &spec.required[..];
+    let t = required.len();
+    let wanted = spec.total();
+    let limit = 2 * wanted as usize + 16;
+    let whole = spec.quality != Quality::Fast || spec.cost_cap.is_some();
+    let plain = filter.passes_all() && spec.domain_cap.is_none() && required.iter().all(|r| r.any.len() <= 1);
+    let salt = rng.next_u64();
+
+    // How many agents each requirement can count on, and their list where that takes looking.
+    let mut lists: Vec<Vec<u64>> = vec![Vec::new(); t];
+    let mut sizes = vec![0u32; t];
+    for (i, r) in required.iter().enumerate() {
+        if plain && !whole {
+            sizes[i] = r.any.first().map_or(0, |&c| view.pool(c).live());
+        } else {
+            sizes[i] = collect(
+                view,
+                spec,
+                i,
+                filter,
+                rng,
+                if whole { usize::MAX } else { limit },
+                &mut lists[i],
+            );
+        }
+    }
+    let mut order: Vec<usize> = (0..t).collect();
+    order.sort_by_key(|&i| sizes[i]);
+    let mut core = t;
+    if !whole {
+        let mut before = wanted;
+        while core > 0 && sizes[order[core - 1]] >= before {
+            core -= 1;
+            if spec.must_include.is_empty() {
+                before -= required[order[core]].count;
+            }
+        }
+        // A requirement that a forced agent may serve takes part in the decision about it.
+        for at in core..t {
+            let can = |&slot: &u32| view.holds(slot, &required[order[at]].any);
+            if spec.must_include.iter().any(can) {
+                order[core..=at].rotate_right(1);
+                core += 1;
+            }
+        }
+    }
+
+    let solver = &mut scratch.solver;
+    solver.candidates.clear();
+    let needs_line = spec.domain_cap.is_some() || spec.cost_cap.is_some();
+    let lines = view.lines();
+    let add = |candidates: &mut Vec<Candidate>, entry: u64, mask: u64, forced: bool| {
+        let slot = entry_slot(entry);
+        let mut c = Candidate {
+            weight: 0,
+            tie: mix(salt ^ u64::from(slot), 0x9E37_79B9_7F4A_7C15),
+            slot,
+            mask,
+            score: entry_score(entry),
+            cost: 0,
+            domain: 0,
+            forced,
+        };
+        if needs_line && let Some(line) = lines.get(slot as usize) {
+            c.cost = line.attributes().cost;
+            c.domain = line.head().domain;
+        }
+        c.weight = weight(&c);
+        candidates.push(c);
+    };
+    for (k, &i) in order[..core].iter().enumerate() {
+        if plain && !whole {
+            collect(view, spec, i, filter, rng, limit, &mut lists[i]);
+        }
+        let first = solver.candidates.len();
+        for &entry in &lists[i] {
+            add(&mut solver.candidates, entry, 1 << k, false);
+        }
+        // F2: the best R agents of a pool decide, or of each domain if those are capped.
+        let here = &mut solver.candidates[first..];
+        let keep = wanted as usize;
+        if whole && here.len() > keep {
+            let mut kept = keep;
+            if spec.domain_cap.is_none() {
+                here.select_nth_unstable_by_key(keep, |c| (c.weight, c.tie));
+            } else {
+                here.sort_unstable_by_key(|c| (c.domain, c.weight, c.tie));
+                let mut run = 0;
+                kept = 0;
+                for at in 0..here.len() {
+                    run = if at > 0 && here[at].domain == here[at - 1].domain {
+                        run + 1
+                    } else {
+                        0
+                    };
+                    if run < keep {
+                        here.swap(kept, at);
+                        kept += 1;
+                    }
+                }
+            }
+            solver.candidates.truncate(first + kept);
+        }
+    }
+    let mut stranded = false;
+    for &slot in &spec.must_include {
+        let mut mask = 0;
+        for (k, &i) in order[..core].iter().enumerate() {
+            mask |= u64::from(view.holds(slot, &required[i].any)) << k;
+        }
+        stranded |= mask == 0 || !filter.accepts(view, slot);
+        if mask != 0
+            && filter.accepts(view, slot)
+            && let Some(line) = lines.get(slot as usize)
+        {
+            let entry = crate::store::entry(line.attributes().score(), line.head().domain, slot);
+            add(&mut solver.candidates, entry, mask, true);
+        }
+    }
+    solver.merge();
+    let wants: Vec<u32> = order[..core].iter().map(|&i| required[i].count).collect();
+    let core_total: u32 = wants.iter().sum();
+    let served = solver.solve(&wants, spec.domain_cap, budget);
+    let over_budget = solver.over_budget;
+    let forced_in = solver.forced_in() && !stranded;
+    let mut domains: Vec<u16> = Vec::new();
+    let mut missing = vec![0u32; t];
+    for (k, &i) in order[..core].iter().enumerate() {
+        let mut have = 0;
+        for c in solver.members(k) {
+            team.picks.push(Pick {
+                slot: c.slot,
+                score: c.score,
+                serves: 1 << i,
+            });
+            domains.push(c.domain);
+            have += 1;
+        }
+        missing[i] = required[i].count - have;
+    }
+    if served < core_total && !over_budget {
+        let hall = solver.hall(&wants, spec.domain_cap);
+        let mut requirements = 0;
+        for (k, &i) in order[..core].iter().enumerate() {
+            requirements |= (hall.requirements >> k & 1) << i;
+        }
+        team.hall = Some(Hall { requirements, ..hall });
+    }
+
+    // The peeled requirements, scarcest first: an unused agent exists for each of their slots.
+    for &i in &order[core..] {
+        if plain {
+            collect(view, spec, i, filter, rng, limit, &mut lists[i]);
+        }
+        let list = &mut lists[i];
+        list.sort_unstable_by_key(|&e| (entry_score(e), mix(salt ^ e & 0xFFFF_FFFF, 0x9E37_79B9_7F4A_7C15)));
+        let mut need = required[i].count;
+        for &entry in &*list {
+            if need == 0 {
+                break;
+            }
+            let slot = entry_slot(entry);
+            if team.picks.iter().any(|p| p.slot == slot) {
+                continue;
+            }
+            if let Some(cap) = spec.domain_cap {
+                let domain = lines.get(slot as usize).map_or(0, |l| l.head().domain);
+                if domain != 0 && domains.iter().filter(|&&d| d == domain).count() as u32 >= cap {
+                    continue;
+                }
+                domains.push(domain);
+            }
+            team.picks.push(Pick {
+                slot,
+                score: entry_score(entry),
+                serves: 1 << i,
+            });
+            need -= 1;
+        }
+        missing[i] = need;
+    }
+    team.picks.sort_by_key(|p| p.serves);
+    team.missing = missing
+        .iter()
+        .enumerate()
+        .filter(|m| *m.1 > 0)
+        .map(|(i, &m)| (i as u32, m))
+        .collect();
+    team.shortage = if over_budget {
+        Some(Shortage::Cost)
+    } else if !team.missing.is_empty() {
+        Some(Shortage::Agents)
+    } else if !forced_in {
+        Some(Shortage::MustInclude)
+    } else {
+        None
+    };
+    team.optimal = team.complete() && whole && budget.is_none();
+}
+
+/// Fills `list` with candidates of a requirement and returns how many slots it can count on: agents, or with a
+/// domain cap the sum over domains of what the cap leaves. Up to `limit` agents from a random place, or with no
+/// limit the best of the whole pool.
+fn collect(
+    view: &View<'_>,
+    spec: &TeamSpec,
+    i: usize,
+    filter: &Filter<'_>,
+    rng: &mut Rng,
+    limit: usize,
+    list: &mut Vec<u64>,
+) -> u32 {
+    let requirement = &spec.required[i];
+    let several = requirement.any.len() > 1;
+    let wanted = spec.total();
+    list.clear();
+    let lines = view.lines();
+    let mut per_domain: std::collections::BTreeMap<u16, u32> = std::collections::BTreeMap::new();
+    let mut units = 0;
+    scan(view, requirement, filter, rng, |entry| {
+        // Agents with several of the capabilities must count once, or the sizes would promise too much.
+        if several && limit != usize::MAX && list.iter().any(|&e| entry_slot(e) == entry_slot(entry)) {
+            return true;
+        }
+        list.push(entry);
+        let domain = match spec.domain_cap {
+            Some(_) => lines
+                .get(entry_slot(entry) as usize)
+                .map_or(0, |l| l.head().domain),
+            None => 0,
+        };
+        match spec.domain_cap {
+            Some(cap) if domain != 0 => {
+                let used = per_domain.entry(domain).or_default();
+                if *used < cap {
+                    *used += 1;
+                    units += 1;
+                } else if limit != usize::MAX && *used >= wanted {
+                    list.pop();
+                } else {
+                    *used += 1;
+                }
+            }
+            _ => units += 1,
+        }
+        (units as usize) < limit
+    });
+    units
+}
