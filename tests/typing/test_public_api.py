@@ -84,8 +84,8 @@ def test_fc_62_a_users_program_passes_the_strict_type_checker(tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert 'Revealed type is "builtins.str"' in done.stdout
-    assert 'Revealed type is "builtins.float"' in done.stdout
+    assert 'Revealed type is "str"' in done.stdout
+    assert 'Revealed type is "float"' in done.stdout
 
 
 def test_annotations_of_public_dataclasses_resolve() -> None:
