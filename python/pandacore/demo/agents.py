@@ -45,6 +45,7 @@ _FACTS: Final[Mapping[str, Any]] = {
             "sentence": {"type": "integer", "minimum": 0, "maximum": 9999},
         },
         "required": ["document", "sentence"],
+        "additionalProperties": False,
     },
 }
 READ_SCHEMA: Final[Mapping[str, Any]] = {

@@ -293,11 +293,22 @@ def _as_text(value: dict[str, Any], task: str) -> str:
     return str(value["answer"])
 
 
+def _pruned(value: Any, schema: Any) -> Any:
+    """A value without the keys that a schema does not allow, at any depth."""
+    if not isinstance(schema, Mapping):
+        return value
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        closed = schema.get("additionalProperties") is False
+        return {k: _pruned(v, known.get(k)) for k, v in value.items() if not closed or k in known}
+    if isinstance(value, list):
+        return [_pruned(item, schema.get("items")) for item in value]
+    return value
+
+
 def _conform(value: dict[str, Any], schema: Mapping[str, Any], task: str) -> dict[str, Any]:
     """The part of a reply that a schema asks for; refused if that does not satisfy the schema."""
-    properties = schema.get("properties")
-    if schema.get("additionalProperties") is False and isinstance(properties, Mapping):
-        value = {key: item for key, item in value.items() if key in properties}
+    value = _pruned(value, schema)
     try:
         validator = jsonschema_rs.validator_for(dict(schema))
     except (ValueError, jsonschema_rs.ValidationError) as error:

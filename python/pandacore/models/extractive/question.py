@@ -42,8 +42,8 @@ class Question:
     or ``span``. ``expects``: ``person place date year range number country thing``. ``nouns`` are the stems
     of the noun phrase after *what* or *which*, ``head`` its last. ``options`` are the two names of a choice
     or of a comparison. ``relation`` is the direction of a comparison, ``""`` for none. ``via`` are the stems
-    of nouns that describe something unnamed on the way: "the *film* that …", "a *university* in …". ``cue`` is
-    the stem of the verb that the answer belongs to: "where was … *born*", "*located* in what city".
+    of nouns that describe something unnamed on the way: "the *film* that …", "a *university* in …". ``cue``
+    is the stem of the verb that the answer belongs to: "where was … *born*", "*located* in what city".
     """
 
     text: str
