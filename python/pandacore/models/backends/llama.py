@@ -76,7 +76,8 @@ class LlamaOptions:
     context : int
         Tokens of prompt and answer of one call, at most what the model was trained for.
     batch : int
-        Prompt tokens read in one go: a cancelled call stops after at most one batch.
+        Prompt tokens read in one go. A cancelled call stops after at most one batch, and on a CPU larger
+        batches are no faster.
     gpu_layers : int
         Layers to put on a GPU, where the installed build has one.
     chat_template : str
@@ -86,7 +87,7 @@ class LlamaOptions:
     threads: int = 0
     parallel: int = 2
     context: int = 4096
-    batch: int = 256
+    batch: int = 64
     gpu_layers: int = 0
     chat_template: str = ""
 

@@ -1,7 +1,7 @@
 """A backend that answers from a script: for tests, deterministic, no model.
 
 A script is a callable, a list of answers, or rules. It is no part of any path that users run by accident:
-`pandacore.models.connect` does not know it.
+`pandacore.models.connect` (the function) does not know it.
 """
 
 from __future__ import annotations
