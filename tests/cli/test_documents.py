@@ -163,7 +163,7 @@ def test_hostile_line_does_not_stall_the_reader(tmp_path: Path, unit: str) -> No
     start = time.process_time()
     with contextlib.suppress(PandacoreError):
         load_documents(tmp_path)
-    # Some hundredths of a second are usual; backtracking patterns took minutes. CPU time, so load is no matter.
+    # Some hundredths of a second are usual, backtracking took minutes; CPU time does not feel the load.
     assert time.process_time() - start < 30
 
 

@@ -172,4 +172,6 @@ def _print(asked: Asked, found: _Answer, result: Result, *, brief: bool, is_righ
                     text, 96, initial_indent="evidence  ", subsequent_indent=" " * 10, break_long_words=False
                 )
             )
-    say(style(f"{'' if brief else chr(10)}{runs.tail(result)}", "dim"))
+    if not brief:
+        say()
+    say(style(runs.tail(result), "dim"))

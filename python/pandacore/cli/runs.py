@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pandacore.bench.text import columns
+from pandacore.bench.text import columns, width
 from pandacore.cli.output import Exit, clean, exit_code_of_kind, fail, say, style, switches, uses_terminal
 from pandacore.config import Secret, redact
 from pandacore.task import (
@@ -241,10 +241,13 @@ class _Live(_Nothing):
         from rich.text import Text
 
         colors = {"done": "green", "failed": "red", "retrying": "yellow", "working": "cyan"}
+        rows = list(self._rows.values())[:200]  # a screen shows no more, and drawing must stay cheap
         table = Table(box=None, pad_edge=False)
-        for title in ("", "capability", "agent", "state", "took", ""):
-            table.add_column(title, no_wrap=True, overflow="ellipsis")
-        for row in list(self._rows.values())[:200]:  # a screen shows no more, and drawing must stay cheap
+        for i, title in enumerate(("", "capability", "agent", "state", "took", "")):
+            # The last column gives way on a narrow screen, the others stay whole.
+            needed = max([width(title), *(width(row[i]) for row in rows)]) if i < 5 else None
+            table.add_column(title, no_wrap=True, overflow="ellipsis", min_width=needed)
+        for row in rows:
             cells = [Text(cell) for cell in row]  # Text, so that brackets in outputs are not markup
             cells[3].stylize(colors.get(row[3], ""))
             table.add_row(*cells)
@@ -309,7 +312,7 @@ def exit_code(result: Result) -> Exit:
     if result.status is Status.COMPLETED:
         return Exit.OK
     for failure in result.failures or ():
-        fail(_failure_text(failure), failure.hint)
+        fail(_failure_text(failure), _cap_hint(failure) or failure.hint)
     if result.outputs:
         done = ", ".join(sorted(result.outputs))
         fail(f"run {result.run_id} {result.status}; finished before that: {done}")
@@ -317,6 +320,18 @@ def exit_code(result: Result) -> Exit:
         fail(f"run {result.run_id} {result.status}")
     codes = {exit_code_of_kind(failure.kind) for failure in result.failures}
     return Exit.UNREACHABLE if codes == {Exit.UNREACHABLE} else Exit.FAILED
+
+
+_CAPS = {"token": "TOKENS", "subtask exec": "STEPS", "longer than": "DEADLINE_S"}
+
+
+def _cap_hint(failure: Failure) -> str | None:
+    """Say how to raise a cap from the command line; the error itself speaks of the Python argument."""
+    if failure.kind != "BudgetExceeded":
+        return None
+    names = [name for words, name in _CAPS.items() if words in failure.message] or list(_CAPS.values())
+    variables = " or ".join(f"PANDACORE__RUN__{name}" for name in names)
+    return f"raise the cap with {variables}, or [run] in pandacore.toml"
 
 
 def _failure_text(failure: Failure) -> str:
