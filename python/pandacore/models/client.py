@@ -103,7 +103,7 @@ class ModelClientConfig:
     """
 
     deadline_s: float = 60.0
-    max_retries: int = 3
+    max_retries: int = 5
     backoff_base_s: float = 0.2
     backoff_cap_s: float = 10.0
     default_max_tokens: int = 1024

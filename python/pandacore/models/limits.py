@@ -83,9 +83,9 @@ class LimitConfig:
     breaker_failures: int = 10
     breaker_open_s: float = 5.0
     breaker_cap_s: float = 60.0
-    retry_ratio: float = 0.45
+    retry_ratio: float = 0.49
     retry_reserve: float = 3.0
-    retry_cap: float = 10.0
+    retry_cap: float = 50.0
 
 
 _OVERLOAD_BASE_S: Final = 0.05
