@@ -19,7 +19,7 @@ __all__ = ["MAX_CAPABILITY", "MAX_NAME", "capability_name", "display_name", "res
 MAX_NAME: Final = 128
 """Longest display name, in code points after normalisation."""
 MAX_CAPABILITY: Final = 128
-"""Longest capability, in code points after normalisation."""
+"""Longest capability, in bytes of UTF-8 after normalisation."""
 
 # Bidirectional controls can make a name read as another one; zero-width joiners are kept, since emoji and
 # several scripts need them.
@@ -41,14 +41,29 @@ def display_name(name: str) -> str:
 
 
 def capability_name(name: str) -> str:
-    """The canonical form (NFC) of a capability such as ``search.web``; the same rule as for names.
+    """The canonical form (NFC) of a capability such as ``search.web`` or ``summarise text``.
+
+    Dots make a hierarchy: an agent with ``search.web`` also serves ``search``.
 
     Raises
     ------
     InvalidName
-        As for :func:`display_name`.
+        As for :func:`display_name`, or it has an empty part between dots, a space at the edge of a part, a
+        ``#`` (which marks tags), or more than :data:`MAX_CAPABILITY` bytes.
     """
-    return _checked(name, "capability", MAX_CAPABILITY, forbidden="/\\<>")
+    text = _checked(name, "capability", MAX_CAPABILITY, forbidden="#/\\<>")
+    shown = ascii(text[:40])
+    if len(text.encode()) > MAX_CAPABILITY:
+        raise InvalidName(
+            f"capability {shown} has {len(text.encode())} bytes, at most {MAX_CAPABILITY} are allowed",
+            hint="shorten it",
+        )
+    if any(not part or part != part.strip() for part in text.split(".")):
+        raise InvalidName(
+            f"capability {shown} has an empty part, or one with a space at its edge",
+            hint="write parts with single dots between them, such as search.web",
+        )
+    return text
 
 
 def _checked(name: str, what: str, limit: int, *, forbidden: str) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pandacore.errors import InvalidName, UnknownCapability
 from pandacore.names import MAX_NAME, capability_name, display_name, resolve
+from pandacore.registry import Registry
 
 KNOWN = ["Senior_Python_Engineer", "search.web", "reason.math", "reason.maths.hard", "translate text"]
 
@@ -50,8 +51,21 @@ def test_fc_31_refused_names_state_the_rule_and_a_hint(name: str, named: str) ->
 
 def test_a_capability_follows_the_same_rule() -> None:
     assert capability_name("search.web") == "search.web"
-    with pytest.raises(InvalidName, match="capability"):
-        capability_name("")
+    assert capability_name("summarise text") == "summarise text"
+    for bad in ("", "a..b", ".a", "a .b", "a#b", "é" * 65):
+        with pytest.raises(InvalidName, match="capability"):
+            capability_name(bad)
+
+
+@given(st.text(max_size=12))
+def test_what_passes_the_rule_is_taken_by_the_registry(name: str) -> None:
+    try:
+        checked = capability_name(name)
+    except InvalidName:
+        return
+    registry = Registry()
+    registry.announce(b"a" * 32, [checked])
+    assert registry.assemble([checked]).complete
 
 
 @pytest.mark.parametrize(

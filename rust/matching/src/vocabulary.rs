@@ -112,8 +112,8 @@ impl Vocabulary {
     }
 }
 
-/// The naming rule: 1 to 128 bytes, no white space or control characters, no empty part between dots. A
-/// leading `#` marks a tag, which has no parts.
+/// The naming rule: 1 to 128 bytes, no white space but inner spaces, no control characters, no empty part
+/// between dots. A leading `#` marks a tag, which has no parts.
 pub(crate) fn check_name(name: &str) -> Result<(), RegistryError> {
     let refuse = |why| {
         Err(RegistryError::InvalidName {
@@ -131,14 +131,19 @@ pub(crate) fn check_name(name: &str) -> Result<(), RegistryError> {
     if name.len() > MAX_NAME {
         return refuse("it is longer than 128 bytes");
     }
+    // Inner spaces are allowed ("summarise text"); at the edge of a part they could not be seen.
     if body
         .chars()
-        .any(|c| c.is_whitespace() || c.is_control() || c == TAG)
+        .any(|c| (c.is_whitespace() && c != ' ') || c.is_control() || c == TAG)
     {
-        return refuse("it has white space, a control character or a '#'");
+        return refuse("it has white space other than spaces, a control character or a '#'");
     }
-    if !tag && body.split('.').any(str::is_empty) {
-        return refuse("a part between its dots is empty");
+    if !tag
+        && body
+            .split('.')
+            .any(|part| part.trim().len() != part.len() || part.is_empty())
+    {
+        return refuse("a part between its dots is empty, or begins or ends with a space");
     }
     Ok(())
 }
@@ -164,7 +169,9 @@ mod tests {
         for bad in [
             "",
             " ",
-            "a b",
+            " a",
+            "a .b",
+            "a\tb",
             "a..b",
             ".a",
             "a.",
@@ -177,6 +184,7 @@ mod tests {
         }
         assert!(v.is_empty());
         assert!(v.intern("#lang:de.at").is_ok());
-        assert_eq!(v.len(), 1);
+        assert!(v.intern("summarise text").is_ok());
+        assert_eq!(v.len(), 2);
     }
 }
