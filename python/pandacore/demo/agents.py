@@ -220,6 +220,8 @@ def _quoted(documents: Sequence[Document], facts: Sequence[Mapping[str, Any]]) -
 async def reader(task: Task, ctx: AgentContext) -> dict[str, Any]:
     """Read the passages found so far; say which sentences matter and which names lead on."""
     documents = await _passages(task)
+    if not documents:
+        return {"facts": [], "names": []}
     value = await _ask(
         ctx,
         task,
@@ -244,6 +246,8 @@ async def reader(task: Task, ctx: AgentContext) -> dict[str, Any]:
 async def comparer(task: Task, ctx: AgentContext) -> dict[str, Any]:
     """Compare two things; the verdict is one of them, or yes or no."""
     documents = await _passages(task)
+    if not documents:
+        return {"facts": [], "verdict": "", "documents": []}
     value = await _ask(
         ctx,
         task,
@@ -270,6 +274,9 @@ async def comparer(task: Task, ctx: AgentContext) -> dict[str, Any]:
 async def answerer(task: Task, ctx: AgentContext) -> dict[str, Any]:
     """Answer the whole question. An empty answer with confidence 0 says that the passages do not tell."""
     documents = await _passages(task)
+    if not documents:
+        ctx.progress("no passage has anything in common with the question")
+        return {"answer": "", "evidence": [], "confidence": 0.0}
     user = f"Question: {_question(task)}"
     verdicts = [
         output["verdict"]

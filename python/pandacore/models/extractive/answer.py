@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -96,7 +96,9 @@ def _is_person(passage: Passage) -> bool:
     return bool(said & PERSON_WORDS) and len(tokenize(base_title(passage.title))) <= 5
 
 
-def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) -> list[Candidate]:
+def candidates(
+    library: Library, question: str, pair: Pair | tuple[int, ...], *, on_the_way: bool = False
+) -> list[Candidate]:
     """Score every span of some passages as an answer.
 
     Parameters
@@ -107,6 +109,8 @@ def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) ->
         The question.
     pair : Pair or tuple of int
         The passages to read. Of a pair, ``second`` is where the answer is expected.
+    on_the_way : bool
+        Look for what the question describes without naming it, in place of the answer.
 
     Returns
     -------
@@ -114,6 +118,9 @@ def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) ->
         Best first, each text once.
     """
     asked = analyse(question)
+    if on_the_way:
+        head = asked.via[-1] if asked.via else ""
+        asked = replace(asked, expects="thing", nouns=asked.via, head=head, cue="")
     order = (pair.first, pair.second) if isinstance(pair, Pair) else tuple(pair)
     weights = {t: library.index.idf(t) for t in query_terms(question)}
     total = sum(weights.values()) or 1.0
@@ -147,6 +154,8 @@ def candidates(library: Library, question: str, pair: Pair | tuple[int, ...]) ->
                 elif term in own:
                     overlap += 0.5 * weight
             base = _WEIGHTS["overlap"] * overlap / total
+            if asked.cue and (asked.cue in here or equivalents(asked.cue) & here):
+                base += _WEIGHTS["cued"]
             base += _WEIGHTS["second"] * is_second - _WEIGHTS["named"] * named
             base += _WEIGHTS["lead"] * (position == 0) - _WEIGHTS["late"] * min(position, 5)
             mentions: list[_Mention] = list(_mentions(sentence))
@@ -373,6 +382,7 @@ def find_span(library: Library, question: str, pairs: Sequence[Pair], *, breadth
 
 _WEIGHTS = {
     "cue": 1.5,
+    "cued": 0.2,
     "own": 0.5,
     "explained": 0.6,
     "country": 0.4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pandacore.models.extractive.answer import candidates
+from pandacore.models.extractive.answer import Candidate, candidates
 from pandacore.models.extractive.question import analyse
 from pandacore.models.extractive.reader import select_sentences
 from pandacore.models.extractive.retrieve import Hit, Library, contains, folded, name_words
@@ -113,15 +113,24 @@ def read(library: Library, question: str, *, limit: int = 3) -> Reading:
     """Read passages for what bears on a question, and for the names that lead to other passages."""
     asked = analyse(question)
     order = tuple(hit.index for hit in library.rank(question, limit=limit))
-    facts = select_sentences(library, question, order)
     known = folded(question)
-    names: dict[str, str] = {}
-    for index in order:
-        for found in candidates(library, question, (index,)) if asked.kind == "span" else ():
-            if found.kind in ("name", "quote", "title") and contains(known, folded(found.text)) < 0:
-                names.setdefault(fold(found.text), found.text)
-                break
-    names.update(_linked(library, order, known))
+    choices: list[list[Candidate]] = []
+    for index in order if asked.kind == "span" else ():
+        found = candidates(library, question, (index,), on_the_way=True)
+        choices.append(
+            [
+                c
+                for c in found
+                if c.kind in ("name", "quote", "title") and contains(known, folded(c.text)) < 0
+            ][:2]
+        )
+    stated = tuple((c.passage, c.sentence) for own in choices for c in own)
+    facts = select_sentences(library, question, order, rests_on=stated)
+    # Each passage's best name, then what they link to, then the second best ones.
+    names = {fold(own[0].text): own[0].text for own in choices if own}
+    names |= _linked(library, order, known)
+    for second in (own[1].text for own in choices if len(own) > 1):
+        names.setdefault(fold(second), second)
     return Reading(facts, tuple(names.values())[:5])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pandacore.models.extractive.answer import find_span
+from pandacore.models.extractive.answer import candidates, find_span
 from pandacore.models.extractive.comparison import compare, subjects
 from pandacore.models.extractive.lexicon import equivalents
 from pandacore.models.extractive.question import Question, analyse
@@ -122,20 +122,30 @@ def solve(library: Library, question: str) -> Answer | None:
                 )
             return Answer(outcome.answer, evidence, outcome.confidence, asked.kind)
     pairs = library.pairs(question)
-    found = find_span(library, question, pairs) if pairs else []
+    if pairs:
+        found = find_span(library, question, pairs)
+    else:
+        single = tuple(hit.index for hit in library.rank(question, limit=1) if hit.score > 0)
+        found = candidates(library, question, single)
     if not found:
         return None
     best = found[0]
-    margin = best.score - found[1].score if len(found) > 1 else 1.0
-    pair = next((p for p in pairs[:3] if best.passage in (p.first, p.second)), pairs[0])
-    evidence = select_sentences(
-        library,
-        question,
-        (pair.first, pair.second),
-        answer=best.text,
-        rests_on=((best.passage, best.sentence),),
+    margin = best.score - found[1].score if len(found) > 1 else 0.5
+    passages = next(
+        ((p.first, p.second) for p in pairs[:3] if best.passage in (p.first, p.second)), (best.passage,)
     )
-    return Answer(best.text, evidence, max(0.05, min(0.9, 0.35 + margin)), asked.kind)
+    evidence = select_sentences(
+        library, question, passages, answer=best.text, rests_on=((best.passage, best.sentence),)
+    )
+    sure = (0.35 + margin) * _cover(library, question, passages)
+    return Answer(best.text, evidence, max(0.05, min(0.9, sure)), asked.kind)
+
+
+def _cover(library: Library, question: str, passages: tuple[int, ...]) -> float:
+    """The share of the question's terms that some passages hold, rare ones counting more."""
+    weights = {t: library.index.idf(t) for t in query_terms(question)}
+    held = sum(w for t, w in weights.items() if any(library.strength(i, t) > 0 for i in passages))
+    return held / (sum(weights.values()) or 1.0)
 
 
 _WEIGHTS = {

@@ -218,14 +218,16 @@ class Library:
         Returns
         -------
         list of Pair
-            Best first. Empty with fewer than two passages.
+            Best first. Empty with fewer than two passages, or if none has anything in common with it.
         """
         asked = analyse(question)
         terms = list(dict.fromkeys((*query_terms(question), *_implied(asked))))
         weights = {t: self.index.idf(t) for t in terms}
         total = sum(weights.values()) or 1.0
         singles = self.rank(question)
-        top = singles[0].score if singles and singles[0].score > 0 else 1.0
+        if not singles or singles[0].score <= 0:
+            return []
+        top = singles[0].score
         chosen = [hit.index for hit in singles[:pool]]
         if len(singles) > pool:
             named = {
