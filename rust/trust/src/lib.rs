@@ -1,12 +1,14 @@
 //! Who an agent is, whom it accepts, and how reliable it has found its peers.
 //!
 //! Pure: the reference time of every decision and the entropy of every key are arguments.
+mod beta;
 mod certificate;
 mod flow;
 mod graph;
 mod keys;
 mod layers;
 mod ledger;
+mod reputation;
 mod search;
 mod web;
 
@@ -19,6 +21,10 @@ pub use graph::{Graph, MAX_NODES, Span};
 pub use keys::{AgentId, KeyError, KeyPair, SIGNATURE_LEN};
 pub use layers::{LayerSet, SetSpec, UNREACHED};
 pub use ledger::{Ledger, Limits, Live, Quota};
+pub use reputation::{
+    Exclusion, Hearing, REPORT_LEN, Rating, Report, Reputation, ReputationError, ReputationPolicy,
+    SecondHand, Standing,
+};
 pub use search::{
     Scratch, Walk, distance, reach, reach_sizes, reach_threshold, reach_threshold_sizes, witness,
 };

@@ -1,4 +1,6 @@
 //! Laws of the web of trust, checked against an oracle that computes everything from the statements alone.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test, also in its helpers")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use pandacore_trust::{
@@ -695,7 +697,7 @@ fn cases(cases: u32) -> Config {
 fn every_answer_equals_the_oracle_after_every_event() {
     // I5 in part, I7, I8, I11, I12, I13, I15.
     let script = (rules(), proptest::collection::vec((statement(), 0u32..3), 1..40));
-    TestRunner::new(cases(60))
+    TestRunner::new(cases(16))
         .run(&script, |(rules, steps)| {
             let mut run = Run::new(rules);
             let sets: Vec<usize> = specs()
@@ -716,7 +718,7 @@ fn every_answer_equals_the_oracle_after_every_event() {
             let now = run.ledger.web().graph().now();
             for time in now..LAST * 2 + 12 {
                 assert!(run.ledger.advance(time));
-                agrees(&run, &sets, rules, time % 5 == 0);
+                agrees(&run, &sets, rules, time % 10 == 0);
             }
             assert!(!run.ledger.advance(0), "time never goes back");
             Ok(())
@@ -728,7 +730,7 @@ fn every_answer_equals_the_oracle_after_every_event() {
 fn a_thousand_events_stay_equal_to_a_recompute() {
     // I12 with long scripts, so that compaction and refills of the agenda happen in between.
     let script = (rules(), proptest::collection::vec((statement(), 0u32..2), 1000));
-    TestRunner::new(cases(6))
+    TestRunner::new(cases(2))
         .run(&script, |(rules, steps)| {
             let mut run = Run::new(rules);
             let sets: Vec<usize> = specs()
@@ -854,7 +856,6 @@ proptest! {
         assert!(run.ledger.advance(time));
         for spec in specs() {
             let limits = run.ledger.web().graph().has_limits();
-            let members_only = spec.members_only;
             let sizes = |threshold, max_depth| trusted(&run, &SetSpec { threshold, max_depth, ..spec.clone() });
             for depth in 0..5 {
                 let (near, far) = (sizes(spec.threshold, Some(depth)), sizes(spec.threshold, Some(depth + 1)));
@@ -870,7 +871,6 @@ proptest! {
                     prop_assert!(distances[&agent] <= layer);
                 }
             }
-            let _ = members_only;
         }
     }
 

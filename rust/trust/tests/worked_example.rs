@@ -1,4 +1,6 @@
 //! The worked example of the design, computed by hand: genesis {g1, g2}, t = 2, eleven certificates.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test, also in its helpers")]
+
 use pandacore_trust::{
     AgentId, Certificate, FULL, Genesis, KeyPair, LayerSet, Ledger, Limits, Refusal, Revocation, Scratch,
     SetSpec, UNLIMITED, UNREACHED, Walk, distance, reach, witness,
