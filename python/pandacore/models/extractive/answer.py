@@ -306,7 +306,7 @@ def _personhood(passage: Passage) -> float:
     if _is_person(passage):
         return _WEIGHTS["person"]
     group = bool(_GROUPS & set(content_stems(nature(passage))[:8]))
-    return 0.0 if group else -2 * _WEIGHTS["person"]
+    return 0.0 if group else -_WEIGHTS["thing"]
 
 
 def _stray(passage: Passage, sentence: str, mention: _Mention) -> bool:
@@ -401,6 +401,7 @@ _WEIGHTS = {
     "title": 0.1,
     "beside": 0.3,
     "person": 0.4,
+    "thing": 2.0,
     "place": 0.4,
     "exact": 0.2,
     "life": 0.8,
