@@ -15,13 +15,16 @@ __all__ = [
     "ConfigError",
     "ConnectionLost",
     "CorruptFile",
+    "DataDirLocked",
     "DeadlineExceeded",
     "DuplicateId",
     "ForkedHandle",
+    "IncompatibleJournal",
     "InvalidKey",
     "InvalidName",
     "InvalidOutput",
     "InvalidPlan",
+    "JournalCorrupt",
     "ModelError",
     "ModelNotFound",
     "ModelUnavailable",
@@ -34,10 +37,12 @@ __all__ = [
     "RunFailed",
     "ShapeError",
     "StateError",
+    "StorageFull",
     "Truncated",
     "UnknownAgent",
     "UnknownCapability",
     "UnknownOutcome",
+    "UnknownRun",
     "UnsupportedFeature",
 ]
 
@@ -121,6 +126,30 @@ class UnknownCapability(PandacoreError, KeyError):
 
 class CorruptFile(PandacoreError, ValueError):
     """A stored file is damaged, cut off, or not of the expected kind; nothing of it was used."""
+
+
+class DataDirLocked(StateError):
+    """Another process owns the file or folder; its process id is in the message."""
+
+
+class IncompatibleJournal(PandacoreError):
+    """A journal, or a record of it, was written by another schema version."""
+
+
+class JournalCorrupt(PandacoreError):
+    """A journal is damaged; ``where`` names the first bad record. Never skipped over."""
+
+
+class StorageFull(PandacoreError, OSError):
+    """The disk took no more; nothing half written is left behind."""
+
+    __str__ = PandacoreError.__str__  # OSError would print its own arguments
+
+
+class UnknownRun(PandacoreError, KeyError):
+    """No run with this id is in the journal."""
+
+    __str__ = PandacoreError.__str__
 
 
 class InvalidPlan(PandacoreError, ValueError):

@@ -1,0 +1,429 @@
+"""The durable run log: every decision is written before it takes effect, so that a crash loses none.
+
+One SQLite file (write-ahead log, ``synchronous=FULL``), owned by one process at a time. Each record carries
+a checksum over itself and its place, verified on every read. Writers share commits: what arrives while a
+commit runs goes into the next one (group commit). Bodies are JSON of a closed, versioned schema; nothing is
+ever unpickled or imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
+
+from pandacore import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Journal", "Kind", "Record", "RunInfo"]
+
+SCHEMA_VERSION: Final = 1
+MAX_PENDING: Final = 10_000
+"""Records that wait for a commit; more block the writers."""
+MAX_BATCH: Final = 1_000
+"""Most records of one commit."""
+_APPLICATION_ID: Final = 0x70_61_6E_64  # "pand"
+
+
+class Kind(StrEnum):
+    """What a record says. Adding one raises :data:`SCHEMA_VERSION`."""
+
+    RUN = "run"
+    PLAN = "plan"
+    TEAM = "team"
+    DISPATCH = "dispatch"
+    COMMIT = "commit"
+    ATTEMPT_FAILED = "attempt_failed"
+    CHECKPOINT = "checkpoint"
+    INPUT_REQUIRED = "input_required"
+    ANSWER = "answer"
+    RESUMED = "resumed"
+    FINISH = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry of a run's log; ``seq`` counts from 1 within the run, ``at`` is a Unix time for people."""
+
+    run_id: str
+    seq: int
+    kind: Kind
+    body: Any
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as the list shows it. ``status`` is ``open`` until the run ends."""
+
+    run_id: str
+    status: str
+    pattern: str
+    text: str
+    records: int
+    began: float
+    last: float
+
+
+@dataclass(slots=True)
+class _Write:
+    run_id: str
+    seq: int
+    kind: Kind
+    body: str
+    at: float
+    done: Callable[[errors.PandacoreError | None], None]
+
+
+class Journal:
+    """Append and read run logs.
+
+    Parameters
+    ----------
+    path : path
+        The database file; its folder is made if missing.
+    durability : ``"sync"`` or ``"async"``
+        ``sync``: :meth:`append` returns once the record is on disk (fsync). ``async``: it returns at once;
+        a crash may lose the records of the last commit interval, some tens of milliseconds, never older
+        ones, and never their order.
+
+    Raises
+    ------
+    DataDirLocked
+        Another process owns the file.
+    IncompatibleJournal
+        The file was written by another schema version, or is no journal.
+    JournalCorrupt
+        SQLite or a checksum found damage.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, durability: Literal["sync", "async"] = "sync"
+    ) -> None:
+        if durability not in ("sync", "async"):
+            raise errors.ConfigError(
+                f"no durability {durability!r}", where="Journal.durability", hint="use 'sync' or 'async'"
+            )
+        self.path = Path(path)
+        self.durability = durability
+        self._pid = os.getpid()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _FileLock(self.path.with_name(self.path.name + ".lock"))
+        try:
+            self._reader = _open(self.path)
+            self._next = _last_numbers(self._reader)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._mutex = threading.Lock()
+        self._queue: queue.Queue[_Write | threading.Event | None] = queue.Queue(MAX_PENDING)
+        self._failed: errors.PandacoreError | None = None
+        self._closed = False
+        self.commits = 0
+        """Commits so far; fewer than records when writers shared them."""
+        self._writer = threading.Thread(target=self._write_loop, name="pandacore-journal", daemon=True)
+        self._writer.start()
+
+    async def append(self, run_id: str, kind: Kind, body: Any) -> int:
+        """Write one record; answers its ``seq``.
+
+        Raises
+        ------
+        StorageFull, JournalCorrupt
+            It could not be written; nothing of it is in the log. After ``StorageFull`` a later call tries
+            again.
+        StateError, ForkedHandle
+            The journal is closed, or belongs to another process.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: errors.PandacoreError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        def done(error: errors.PandacoreError | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                loop.call_soon_threadsafe(settle, error)
+
+        write = self._prepare(run_id, kind, body, done)
+        self._queue.put(write)
+        if self.durability == "sync":
+            await future
+        else:
+            future.add_done_callback(asyncio.Future.exception)  # the next call raises what failed here
+        return write.seq
+
+    def _prepare(
+        self, run_id: str, kind: Kind, body: Any, done: Callable[[errors.PandacoreError | None], None]
+    ) -> _Write:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        with self._mutex:
+            self._check()
+            seq = self._next.get(run_id, 1)
+            self._next[run_id] = seq + 1
+        return _Write(run_id, seq, kind, text, time.time(), done)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.ForkedHandle(
+                f"the journal {self.path} belongs to process {self._pid}",
+                hint="open a journal of its own in the child",
+            )
+        if self._closed:
+            raise errors.StateError(f"the journal {self.path} is closed", hint="open it again")
+        if isinstance(self._failed, errors.StorageFull) and self._queue.empty():
+            # Nothing that failed is in the file: number on from what is, and let the next commit try.
+            self._next = _last_numbers(self._reader)
+            self._failed = None
+        if self._failed is not None:
+            raise self._failed
+
+    def _write_loop(self) -> None:
+        with contextlib.closing(_open(self.path)) as connection:
+            stop = False
+            while not stop:
+                batch = [self._queue.get()]
+                while len(batch) < MAX_BATCH:
+                    try:
+                        batch.append(self._queue.get_nowait())
+                    except queue.Empty:
+                        break
+                stop = None in batch
+                self._commit(connection, [item for item in batch if isinstance(item, _Write)])
+                for item in batch:
+                    if isinstance(item, threading.Event):
+                        item.set()
+
+    def _commit(self, connection: sqlite3.Connection, writes: list[_Write]) -> None:
+        if not writes:
+            return
+        if self._failed is None:
+            try:
+                with connection:
+                    connection.executemany(
+                        "INSERT INTO records (run_id, seq, kind, body, at, sum) VALUES (?, ?, ?, ?, ?, ?)",
+                        [
+                            (
+                                w.run_id,
+                                w.seq,
+                                w.kind.value,
+                                w.body,
+                                w.at,
+                                _sum(w.run_id, w.seq, w.kind, w.body, w.at),
+                            )
+                            for w in writes
+                        ],
+                    )
+                self.commits += 1
+            except sqlite3.Error as failure:
+                self._failed = _storage_error(failure, self.path)
+        for write in writes:
+            write.done(self._failed)
+
+    def read(self, run_id: str, *, after: int = 0) -> Iterator[Record]:
+        """The records of a run in order, each verified.
+
+        Raises
+        ------
+        UnknownRun
+            There is none with this id.
+        JournalCorrupt
+            A record is damaged, missing or out of place; the error names it.
+        """
+        expected = after + 1
+        rows = self._query(
+            "SELECT seq, kind, body, at, sum FROM records WHERE run_id = ? AND seq > ? ORDER BY seq",
+            (run_id, after),
+        )
+        for seq, kind, body, at, checksum in rows:
+            where = f"{self.path}, run {run_id}, record {expected}"
+            if seq != expected or checksum != _sum(run_id, seq, kind, body, at):
+                raise errors.JournalCorrupt(
+                    "the record is missing" if seq != expected else "the checksum does not match",
+                    where=where,
+                    hint="restore the file from a backup; the records before it are intact",
+                )
+            try:
+                yield Record(run_id, seq, Kind(kind), json.loads(body), at)
+            except ValueError as error:
+                raise errors.IncompatibleJournal(
+                    f"cannot read a record of kind {kind!r}: {error}",
+                    where=where,
+                    hint="read it with the version that wrote it",
+                ) from error
+            expected += 1
+        if expected == 1:
+            raise errors.UnknownRun(
+                f"no run {run_id!r} in {self.path}", hint="list them with `pandacore runs`"
+            )
+
+    def runs(self, *, limit: int = 1_000) -> list[RunInfo]:
+        """The latest runs, newest first.
+
+        Raises
+        ------
+        JournalCorrupt
+            The first or last record of one is damaged.
+        """
+        spans = self._query(
+            "SELECT run_id, COUNT(*), MIN(at), MAX(at) FROM records GROUP BY run_id ORDER BY MIN(at) DESC LIMIT ?",
+            (limit,),
+        )
+        found = []
+        for run_id, count, began, last in spans:
+            first = next(self.read(run_id))
+            final = next(self.read(run_id, after=count - 1))
+            status = final.body["status"] if final.kind is Kind.FINISH else "open"
+            found.append(
+                RunInfo(run_id, status, first.body["pattern"], first.body["task"]["text"], count, began, last)
+            )
+        return found
+
+    def _query(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
+        self._settle()
+        with self._mutex:
+            try:
+                return self._reader.execute(sql, values).fetchall()
+            except sqlite3.Error as failure:
+                raise _storage_error(failure, self.path) from failure
+
+    def _settle(self) -> None:
+        """Wait until what was appended so far is committed, so that reads see it."""
+        if self._closed:
+            raise errors.StateError(f"the journal {self.path} is closed", hint="open it again")
+        if os.getpid() == self._pid and self._writer.is_alive():
+            reached = threading.Event()
+            self._queue.put(reached)
+            reached.wait(30)
+
+    def close(self) -> None:
+        """Commit what waits, and let go of the file. Idempotent."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._writer.join(30)
+        self._reader.close()
+        self._lock.release()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, check_same_thread=False, timeout=5, isolation_level="IMMEDIATE")
+    except sqlite3.Error as failure:
+        raise _storage_error(failure, path) from failure
+    try:
+        [application] = connection.execute("PRAGMA application_id").fetchone()
+        [version] = connection.execute("PRAGMA user_version").fetchone()
+        [tables] = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if tables and application != _APPLICATION_ID:
+            raise errors.IncompatibleJournal(
+                "the file is an SQLite database, but no journal", where=str(path), hint="choose another path"
+            )
+        if tables and version != SCHEMA_VERSION:
+            raise errors.IncompatibleJournal(
+                f"the journal has schema version {version}, this version reads {SCHEMA_VERSION}",
+                where=str(path),
+                hint="open it with the version that wrote it",
+            )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        if not tables:
+            with connection:
+                connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                connection.execute(
+                    "CREATE TABLE records (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL,"
+                    " body TEXT NOT NULL, at REAL NOT NULL, sum BLOB NOT NULL, PRIMARY KEY (run_id, seq))"
+                    " WITHOUT ROWID"
+                )
+    except sqlite3.Error as failure:
+        connection.close()
+        raise _storage_error(failure, path) from failure
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _last_numbers(connection: sqlite3.Connection) -> dict[str, int]:
+    rows = connection.execute("SELECT run_id, MAX(seq) FROM records GROUP BY run_id")
+    return {run_id: seq + 1 for run_id, seq in rows}
+
+
+def _sum(run_id: str, seq: int, kind: str, body: str, at: float) -> bytes:
+    """Binds a record to its place: swapped records do not verify either."""
+    text = f"{run_id}\0{seq}\0{kind}\0{at!r}\0{body}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _storage_error(failure: sqlite3.Error, path: Path) -> errors.PandacoreError:
+    code = getattr(failure, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
+        return errors.StorageFull(
+            f"cannot write: {failure}", where=str(path), hint="free some disk space; the log is intact so far"
+        )
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return errors.JournalCorrupt(str(failure), where=str(path), hint="restore the file from a backup")
+    return errors.JournalCorrupt(
+        f"{type(failure).__name__}: {failure}", where=str(path), hint="check the file and its folder"
+    )
+
+
+class _FileLock:
+    """One owner at a time; the operating system frees it when the owner dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "a+", encoding="ascii")  # noqa: SIM115 - held until release
+        try:
+            _lock(self._file)
+        except OSError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise errors.DataDirLocked(
+                f"process {owner} owns it", where=str(path), hint="stop that process, or use another path"
+            ) from None
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def _lock(file: IO[str]) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
