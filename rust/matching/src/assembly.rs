@@ -168,9 +168,9 @@ impl Filter<'_> {
     #[inline]
     pub(crate) fn accepts(&self, view: &View<'_>, slot: u32) -> bool {
         if let Some(bitmap) = self.trusted
-            && !bitmap
+            && bitmap
                 .get(slot as usize >> 6)
-                .is_some_and(|word| word >> (slot & 63) & 1 == 1)
+                .is_none_or(|word| word >> (slot & 63) & 1 == 0)
         {
             return false;
         }

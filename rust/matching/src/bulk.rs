@@ -143,6 +143,10 @@ impl Registry {
 
 impl Work<'_> {
     /// The batch's capabilities with parents and without repetitions, if that differs from what is given.
+    #[expect(
+        clippy::type_complexity,
+        reason = "offsets and capabilities of the batch, or nothing to change"
+    )]
     fn expand(&self, batch: &Batch<'_>) -> Result<Option<(Vec<i64>, Vec<u32>)>, RegistryError> {
         let known = self.writer.vocabulary.len();
         if let Some(&bad) = batch.capabilities.iter().find(|&&c| c as usize >= known) {

@@ -104,8 +104,8 @@ fn quick<const B: usize>(
     if fewest < wanted {
         // Only a pool smaller than the team can be a bottleneck: those first, ascending.
         let mut scarce = 0;
-        for i in 0..t {
-            if live[i] < wanted {
+        for (i, &here) in live[..t].iter().enumerate() {
+            if here < wanted {
                 order.swap(i, scarce);
                 scarce += 1;
             }
@@ -264,13 +264,16 @@ fn attempt(
             }
         }
         // A requirement that a forced agent may serve takes part in the decision about it.
-        for at in core..t {
-            let can = |&slot: &u32| view.holds(slot, &required[order[at]].any);
-            if spec.must_include.iter().any(can) {
-                order[core..=at].rotate_right(1);
-                core += 1;
-            }
-        }
+        let may = |i: usize| {
+            spec.must_include
+                .iter()
+                .any(|&slot| view.holds(slot, &required[i].any))
+        };
+        let (taking_part, rest): (Vec<usize>, Vec<usize>) = order[core..].iter().partition(|&&i| may(i));
+        order.truncate(core);
+        core += taking_part.len();
+        order.extend(taking_part);
+        order.extend(rest);
     }
 
     let solver = &mut scratch.solver;
@@ -301,6 +304,11 @@ fn attempt(
             collect(view, spec, i, filter, rng, limit, &mut lists[i]);
         }
         let first = solver.candidates.len();
+        if required[i].any.len() > 1 {
+            // Once each, or the cut below would keep fewer agents than it seems.
+            lists[i].sort_unstable_by_key(|&e| entry_slot(e));
+            lists[i].dedup_by_key(|e| entry_slot(*e));
+        }
         for &entry in &lists[i] {
             add(&mut solver.candidates, entry, 1 << k, false);
         }

@@ -139,6 +139,10 @@ impl<T> Default for RcuArray<T> {
 }
 
 impl<T> RcuArray<T> {
+    #[expect(
+        clippy::declare_interior_mutable_const,
+        reason = "each use is a new, empty array"
+    )]
     pub(crate) const EMPTY: Self = Self {
         start: AtomicPtr::new(std::ptr::null_mut()),
         capacity: AtomicU32::new(0),

@@ -68,7 +68,7 @@ const fn isqrt(n: u128) -> u128 {
 /// 256 * log2(x), rounded down to the table's step; 0 for 0 and 1.
 #[inline]
 fn log2_q8(x: u64) -> u32 {
-    let x = x | 1;
+    let x = x.max(1);
     let whole = 63 - x.leading_zeros();
     let fraction = ((x << (63 - whole)) >> 55) & 0xFF;
     whole * 256 + u32::from(LOG[fraction as usize])

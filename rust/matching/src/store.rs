@@ -352,17 +352,13 @@ pub(crate) struct View<'s> {
     guard: Guard<'s>,
 }
 
-static EMPTY: Pool = Pool::EMPTY;
-
-impl Pool {
-    const EMPTY: Self = Self {
-        blocks: RcuArray::EMPTY,
-        signatures: RcuArray::EMPTY,
-        len: AtomicU32::new(0),
-        live: AtomicU32::new(0),
-        bit: AtomicU8::new(0),
-    };
-}
+static EMPTY: Pool = Pool {
+    blocks: RcuArray::EMPTY,
+    signatures: RcuArray::EMPTY,
+    len: AtomicU32::new(0),
+    live: AtomicU32::new(0),
+    bit: AtomicU8::new(0),
+};
 
 impl View<'_> {
     /// The pool of a capability; an empty one for a handle without agents.
@@ -398,10 +394,6 @@ impl View<'_> {
 
     pub(crate) fn ids(&self) -> &[IdCell] {
         self.store.ids.get(&self.guard)
-    }
-
-    pub(crate) fn versions(&self) -> &[AtomicU64] {
-        self.store.versions.get(&self.guard)
     }
 
     pub(crate) fn born(&self) -> &[AtomicU32] {

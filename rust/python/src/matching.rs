@@ -584,6 +584,7 @@ impl PyRegistry {
     }
 
     #[pyo3(signature = (capabilities, per_capability, probes, seed))]
+    #[expect(clippy::type_complexity, reason = "two arrays")]
     fn assemble_rows<'py>(
         &self,
         py: Python<'py>,

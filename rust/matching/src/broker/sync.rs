@@ -1,0 +1,2 @@
+//! The atomics of `epoch`, in one place so that a model checker can put its own in their stead.
+pub(super) use std::sync::atomic::{AtomicUsize, Ordering, fence};
