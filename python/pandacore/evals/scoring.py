@@ -55,7 +55,7 @@ def answer_score(prediction: str, gold: str) -> Score:
 
     Examples
     --------
-    >>> answer_score("Chief of Protocol of the US", "Chief of Protocol").f1
+    >>> round(answer_score("Chief of Protocol of the US", "Chief of Protocol").f1, 2)
     0.75
     >>> answer_score("yes it is", "yes").f1
     0.0
