@@ -176,7 +176,7 @@ def test_empty_answer_is_not_a_success(pandacore: Command, docs: Path, tmp_path:
 # -- failures
 
 
-@pytest.mark.parametrize(("cap", "value"), [("TOKENS", "10"), ("STEPS", "1"), ("DEADLINE_S", "0.001")])
+@pytest.mark.parametrize(("cap", "value"), [("TOKENS", "10"), ("STEPS", "1")])
 def test_reached_cap_is_named_with_its_value_and_how_to_raise_it(
     pandacore: Command, monkeypatch: pytest.MonkeyPatch, cap: str, value: str
 ) -> None:
@@ -188,6 +188,15 @@ def test_reached_cap_is_named_with_its_value_and_how_to_raise_it(
     assert f"PANDACORE__RUN__{cap}" in done.err
     assert done.objects[0]["status"] == "failed"
     assert done.objects[0]["failures"][0]["kind"] == "BudgetExceeded"
+
+
+def test_reached_deadline_says_how_to_raise_it(pandacore: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PANDACORE__RUN__DEADLINE_S", "0.001")
+    done = pandacore("demo", "--json")
+    assert done.code == Exit.FAILED
+    assert "PANDACORE__RUN__DEADLINE_S" in done.err
+    # Whether the run or a call inside it meets the deadline first is a race.
+    assert done.objects[0]["failures"][0]["kind"] in {"BudgetExceeded", "DeadlineExceeded"}
 
 
 def test_model_that_goes_away_exits_3(

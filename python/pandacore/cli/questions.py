@@ -88,7 +88,7 @@ async def ask_all(
                 json_line(_as_json(asked, found, result, is_right))
             else:
                 _print(asked, found, result, brief=ways.brief, is_right=is_right)
-            code = runs.exit_code(result)
+            code = runs.exit_code(result, settings)
             if code is Exit.OK and not found.text:
                 code = Exit.FAILED
                 fail(

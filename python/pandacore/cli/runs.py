@@ -307,12 +307,12 @@ def tail(result: Result) -> str:
     return f"{result.wall_s:.2f} s, {tokens}, {agents} agents, run {result.run_id}"
 
 
-def exit_code(result: Result) -> Exit:
+def exit_code(result: Result, settings: Settings) -> Exit:
     """Return the exit code of a run, and print why it failed."""
     if result.status is Status.COMPLETED:
         return Exit.OK
     for failure in result.failures or ():
-        fail(_failure_text(failure), _cap_hint(failure) or failure.hint)
+        fail(_failure_text(failure), _cap_hint(failure, result, settings) or failure.hint)
     if result.outputs:
         done = ", ".join(sorted(result.outputs))
         fail(f"run {result.run_id} {result.status}; finished before that: {done}")
@@ -325,13 +325,16 @@ def exit_code(result: Result) -> Exit:
 _CAPS = {"token": "TOKENS", "subtask exec": "STEPS", "longer than": "DEADLINE_S"}
 
 
-def _cap_hint(failure: Failure) -> str | None:
+def _cap_hint(failure: Failure, result: Result, settings: Settings) -> str | None:
     """Say how to raise a cap from the command line; the error itself speaks of the Python argument."""
-    if failure.kind != "BudgetExceeded":
+    if failure.kind == "DeadlineExceeded" and result.wall_s >= settings.run.deadline_s:
+        names = ["DEADLINE_S"]  # a call inside the run met the run's own deadline first
+    elif failure.kind == "BudgetExceeded":
+        names = [name for words, name in _CAPS.items() if words in failure.message] or list(_CAPS.values())
+    else:
         return None
-    names = [name for words, name in _CAPS.items() if words in failure.message] or list(_CAPS.values())
     variables = " or ".join(f"PANDACORE__RUN__{name}" for name in names)
-    return f"raise the cap with {variables}, or [run] in pandacore.toml"
+    return f"raise the cap of the run with {variables}, or under [run] in pandacore.toml"
 
 
 def _failure_text(failure: Failure) -> str:
