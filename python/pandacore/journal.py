@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["Journal", "Kind", "Record", "RunInfo"]
 
 SCHEMA_VERSION: Final = 1
+"""Raised with every change of the tables or of what a record says; other versions are refused."""
 MAX_PENDING: Final = 10_000
 """Records that wait for a commit; more block the writers."""
 MAX_BATCH: Final = 1_000
 """Most records of one commit."""
+_DAMAGE: Final = (sqlite3.Error, UnicodeDecodeError)  # a flipped bit in a text is found when it is decoded
 _APPLICATION_ID: Final = 0x70_61_6E_64  # "pand"
 
 
@@ -231,6 +233,12 @@ class Journal:
                             for w in writes
                         ],
                     )
+                    # The head tells a log that ends from one whose tail was lost.
+                    heads = {w.run_id: w.seq for w in writes}
+                    connection.executemany(
+                        "INSERT OR REPLACE INTO heads (run_id, last, sum) VALUES (?, ?, ?)",
+                        [(run, last, _sum(run, last, "head", "", 0.0)) for run, last in heads.items()],
+                    )
                 self.commits += 1
             except sqlite3.Error as failure:
                 self._failed = _storage_error(failure, self.path)
@@ -248,6 +256,7 @@ class Journal:
             A record is damaged, missing or out of place; the error names it.
         """
         expected = after + 1
+        last = self._head(run_id)
         rows = self._query(
             "SELECT seq, kind, body, at, sum FROM records WHERE run_id = ? AND seq > ? ORDER BY seq",
             (run_id, after),
@@ -269,10 +278,34 @@ class Journal:
                     hint="read it with the version that wrote it",
                 ) from error
             expected += 1
-        if expected == 1:
+        if expected <= last:
+            raise errors.JournalCorrupt(
+                "the record is missing",
+                where=f"{self.path}, run {run_id}, record {expected}",
+                hint="restore the file from a backup; the records before it are intact",
+            )
+
+    def _head(self, run_id: str) -> int:
+        """The number of the run's last record, verified."""
+        heads = self._query("SELECT last, sum FROM heads WHERE run_id = ?", (run_id,))
+        if not heads:
+            if self._query("SELECT 1 FROM records WHERE run_id = ? LIMIT 1", (run_id,)):
+                raise errors.JournalCorrupt(
+                    "the head of the run is missing",
+                    where=f"{self.path}, run {run_id}",
+                    hint="restore a backup",
+                )
             raise errors.UnknownRun(
                 f"no run {run_id!r} in {self.path}", hint="list them with `pandacore runs`"
             )
+        [(last, checksum)] = heads
+        if checksum != _sum(run_id, last, "head", "", 0.0):
+            raise errors.JournalCorrupt(
+                "the checksum of the head does not match",
+                where=f"{self.path}, run {run_id}",
+                hint="restore the file from a backup",
+            )
+        return int(last)
 
     def runs(self, *, limit: int = 1_000) -> list[RunInfo]:
         """The latest runs, newest first.
@@ -283,16 +316,25 @@ class Journal:
             The first or last record of one is damaged.
         """
         spans = self._query(
-            "SELECT run_id, COUNT(*), MIN(at), MAX(at) FROM records GROUP BY run_id ORDER BY MIN(at) DESC LIMIT ?",
+            "SELECT h.run_id, h.last FROM heads h LEFT JOIN records r ON r.run_id = h.run_id AND r.seq = 1"
+            " ORDER BY r.at DESC, h.run_id LIMIT ?",
             (limit,),
         )
         found = []
-        for run_id, count, began, last in spans:
+        for run_id, count in spans:
             first = next(self.read(run_id))
             final = next(self.read(run_id, after=count - 1))
             status = final.body["status"] if final.kind is Kind.FINISH else "open"
             found.append(
-                RunInfo(run_id, status, first.body["pattern"], first.body["task"]["text"], count, began, last)
+                RunInfo(
+                    run_id,
+                    status,
+                    first.body["pattern"],
+                    first.body["task"]["text"],
+                    count,
+                    first.at,
+                    final.at,
+                )
             )
         return found
 
@@ -301,7 +343,7 @@ class Journal:
         with self._mutex:
             try:
                 return self._reader.execute(sql, values).fetchall()
-            except sqlite3.Error as failure:
+            except _DAMAGE as failure:
                 raise _storage_error(failure, self.path) from failure
 
     def _settle(self) -> None:
@@ -360,7 +402,11 @@ def _open(path: Path) -> sqlite3.Connection:
                     " body TEXT NOT NULL, at REAL NOT NULL, sum BLOB NOT NULL, PRIMARY KEY (run_id, seq))"
                     " WITHOUT ROWID"
                 )
-    except sqlite3.Error as failure:
+                connection.execute(
+                    "CREATE TABLE heads (run_id TEXT PRIMARY KEY, last INTEGER NOT NULL, sum BLOB NOT NULL)"
+                    " WITHOUT ROWID"
+                )
+    except _DAMAGE as failure:
         connection.close()
         raise _storage_error(failure, path) from failure
     except BaseException:
@@ -370,8 +416,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _last_numbers(connection: sqlite3.Connection) -> dict[str, int]:
-    rows = connection.execute("SELECT run_id, MAX(seq) FROM records GROUP BY run_id")
-    return {run_id: seq + 1 for run_id, seq in rows}
+    return {run_id: last + 1 for run_id, last in connection.execute("SELECT run_id, last FROM heads")}
 
 
 def _sum(run_id: str, seq: int, kind: str, body: str, at: float) -> bytes:
@@ -380,7 +425,7 @@ def _sum(run_id: str, seq: int, kind: str, body: str, at: float) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _storage_error(failure: sqlite3.Error, path: Path) -> errors.PandacoreError:
+def _storage_error(failure: Exception, path: Path) -> errors.PandacoreError:
     code = getattr(failure, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF
     if primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
