@@ -9,6 +9,9 @@ from __future__ import annotations
 __all__ = [
     "AgentFailed",
     "AuthenticationFailed",
+    "BadConsent",
+    "BadInterval",
+    "BadSignature",
     "BudgetExceeded",
     "Cancelled",
     "CircuitOpen",
@@ -18,24 +21,35 @@ __all__ = [
     "DataDirLocked",
     "DeadlineExceeded",
     "DuplicateId",
+    "DuplicateStatement",
+    "Expired",
+    "ForeignCollective",
     "ForkedHandle",
+    "ImpossibleReport",
     "IncompatibleJournal",
     "InvalidKey",
     "InvalidName",
     "InvalidOutput",
     "InvalidPlan",
     "JournalCorrupt",
+    "MalformedRecord",
     "ModelError",
     "ModelNotFound",
     "ModelUnavailable",
     "NoTeam",
+    "NotAuthorised",
+    "NotYetValid",
     "Overloaded",
     "PandacoreError",
     "PayloadTooLarge",
     "ProtocolError",
+    "QuotaExceeded",
     "RateLimited",
+    "RefusedStatement",
     "RunFailed",
+    "SelfStatement",
     "ShapeError",
+    "StaleReport",
     "StateError",
     "StorageFull",
     "Truncated",
@@ -44,6 +58,7 @@ __all__ = [
     "UnknownOutcome",
     "UnknownRun",
     "UnsupportedFeature",
+    "UntrustedWitness",
 ]
 
 
@@ -106,6 +121,66 @@ class InvalidName(PandacoreError, ValueError):
 
 class InvalidKey(PandacoreError, ValueError):
     """A key, key file or ``did:key`` text is malformed, or not an Ed25519 key."""
+
+
+class RefusedStatement(PandacoreError, ValueError):
+    """A signed statement was refused. The receiver's state is byte-identical to before."""
+
+
+class BadConsent(RefusedStatement):
+    """The subject's consent is not a signature of this certificate by the subject."""
+
+
+class BadInterval(RefusedStatement):
+    """A validity interval is empty, out of range, or longer than certificates may live."""
+
+
+class BadSignature(RefusedStatement):
+    """The signature is not one of this statement by its signer."""
+
+
+class DuplicateStatement(RefusedStatement):
+    """The statement, or one that says the same or more, is already known."""
+
+
+class Expired(RefusedStatement):
+    """The certificate had expired at the reference time."""
+
+
+class ForeignCollective(RefusedStatement):
+    """The statement belongs to another collective."""
+
+
+class ImpossibleReport(RefusedStatement):
+    """No sequence of observations leads to the reported rating."""
+
+
+class MalformedRecord(RefusedStatement):
+    """The bytes are no record: wrong length, unknown kind, or unknown flags."""
+
+
+class NotAuthorised(RefusedStatement):
+    """The signer may not make this statement."""
+
+
+class NotYetValid(RefusedStatement):
+    """The statement lies further in the future than clocks may differ."""
+
+
+class QuotaExceeded(RefusedStatement):
+    """The signer, or the store, already has as many statements as it may."""
+
+
+class SelfStatement(RefusedStatement):
+    """Somebody vouches for, votes about, or rates itself."""
+
+
+class StaleReport(RefusedStatement):
+    """A replayed report, a second one in the same epoch, or one that is too old."""
+
+
+class UntrustedWitness(RefusedStatement):
+    """The report's author is not in the receiver's trusted set, so it may not testify."""
 
 
 class DuplicateId(PandacoreError, ValueError):
