@@ -23,6 +23,8 @@ MAX_PLANNED: Final = 64
 """Most subtasks that a model may plan."""
 MAX_VOCABULARY: Final = 200
 """Most capabilities that are shown to a planning model."""
+MAX_TITLES: Final = 50
+"""Most document titles that a planning model is told; the texts go to the agents, not to the planner."""
 _REPAIRS: Final = 2
 
 PLAN_SCHEMA: Final[Mapping[str, Any]] = {
@@ -112,20 +114,20 @@ async def plan_by_model(task: Task, vocabulary: Mapping[str, str], model: BoundM
     """
     names = list(task.capabilities) or list(vocabulary)
     shown = {name: vocabulary.get(name, "") for name in names[:MAX_VOCABULARY]}
+    titles = "; ".join(d.title for d in task.documents[:MAX_TITLES])
     listing = "\n".join(f"- {name}: {text}" if text else f"- {name}" for name, text in shown.items())
     messages = [
         Message.system(
             "Split the task into the fewest subtasks that agents with the listed capabilities can do. Use "
             "each capability name exactly as listed. A subtask gets the outputs of those it depends on. The "
             f"last subtask gives the answer.\n\nCapabilities:\n{listing}"
+            + (f"\n\nDocuments at hand: {titles}" if titles else "")
         ),
         Message.user(task.text),
     ]
     metadata = {**task.metadata, "task": "plan", "capabilities": json.dumps(list(shown), ensure_ascii=False)}
     for repair in range(_REPAIRS + 1):
-        result = await model.generate_json(
-            messages, PLAN_SCHEMA, documents=task.documents, metadata=metadata, max_tokens=1024
-        )
+        result = await model.generate_json(messages, PLAN_SCHEMA, metadata=metadata, max_tokens=1024)
         try:
             return _checked(result.value, shown)
         except (InvalidPlan, UnknownCapability) as error:
