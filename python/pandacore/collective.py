@@ -400,6 +400,14 @@ class Collective:
                 hint="use it on the loop that entered it, or use the sync facade: `with Collective.local()`",
             )
 
+    def _repr_html_(self) -> str:
+        from pandacore.notebook import collective_html
+
+        loads = {}
+        if self._services is not None:
+            loads = {agent_id: self._services.directory.load(agent_id) for agent_id in self._agents}
+        return collective_html(self._state, self._agents.values(), loads)
+
     def __repr__(self) -> str:
         return f"<Collective {self._state}, {len(self._agents)} agents, {len(self._runs)} runs>"
 
@@ -536,6 +544,9 @@ class SyncCollective:
         finally:
             if self._thread.is_alive():
                 self._call(stream.aclose())
+
+    def _repr_html_(self) -> str:
+        return self._collective._repr_html_()
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._collective)[1:]}"

@@ -212,6 +212,11 @@ class TeamView:
     members: tuple[Member, ...] = ()
     mode: str = "consolidated"
 
+    def _repr_html_(self) -> str:
+        from pandacore.notebook import team_html
+
+        return team_html(self)
+
     def holders(self, capability: str) -> tuple[Member, ...]:
         """The members that hold a place for ``capability``."""
         return tuple(m for m in self.members if m.capability == capability)
@@ -268,6 +273,11 @@ class Result:
     def wall_s(self) -> float:
         """Seconds from start to end."""
         return self.timings.wall_s
+
+    def _repr_html_(self) -> str:
+        from pandacore.notebook import result_html
+
+        return result_html(self)
 
     def to_json(self) -> str:
         """One JSON object with everything but the events and documents."""
