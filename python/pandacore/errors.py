@@ -31,11 +31,14 @@ __all__ = [
     "InvalidName",
     "InvalidOutput",
     "InvalidPlan",
+    "LoopDetected",
     "JournalCorrupt",
     "MalformedRecord",
     "ModelError",
     "ModelNotFound",
     "ModelUnavailable",
+    "NoQuorum",
+    "NoReplacement",
     "NoTeam",
     "NotAuthorised",
     "NotYetValid",
@@ -244,6 +247,29 @@ class NoTeam(PandacoreError):
     ) -> None:
         super().__init__(message, where=where, hint=hint)
         self.missing = dict(missing or {})
+
+
+class NoReplacement(NoTeam):
+    """A team member was lost and nobody can take its place: pool, registry and broadcast gave none."""
+
+
+class NoQuorum(PandacoreError):
+    """Too few voting members are left to decide."""
+
+
+class LoopDetected(PandacoreError):
+    """The same thing was tried again without progress. ``cycle`` names the steps, the first one repeated."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cycle: tuple[str, ...] | list[str] = (),
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.cycle = tuple(cycle)
 
 
 class Overloaded(PandacoreError):

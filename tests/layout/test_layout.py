@@ -71,7 +71,20 @@ def test_nothing_imports_the_command_line_the_dashboard_or_the_evaluations() -> 
 
 
 def test_patterns_do_no_io() -> None:
-    allowed = {"abc", "collections", "dataclasses", "enum", "functools", "itertools", "typing", "__future__", "pandacore"}
+    allowed = {
+        "abc",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "heapq",
+        "itertools",
+        "json",
+        "typing",
+        "__future__",
+        "pandacore",
+    }
     own = ("pandacore.patterns", "pandacore.errors", "pandacore.plan", "pandacore")
     for path in (PACKAGE / "patterns").glob("*.py"):
         for name in imports(path):
