@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
@@ -19,7 +19,7 @@ pytest_plugins = ["pandacore.testing.fixtures"]
 
 
 @asynccontextmanager
-async def http_path(
+async def _http_path(
     chaos: ChaosModel,
     *,
     config: ModelClientConfig | None = None,
@@ -35,7 +35,13 @@ async def http_path(
 
 
 @pytest.fixture
-def no_leaked_tasks() -> object:
+def http_path() -> Callable[..., AbstractAsyncContextManager[ModelClient]]:
+    """Give a function that opens a client of our server in front of a `ChaosModel`'s HTTP side."""
+    return _http_path
+
+
+@pytest.fixture
+def no_leaked_tasks() -> Callable[[], Awaitable[None]]:
     """Give a function that fails when tasks beyond the current one are still there."""
 
     async def check(deadline_s: float = 2.0) -> None:

@@ -225,6 +225,8 @@ class ModelClient:
                 try:
                     call = self._stub().ChatStream(message, timeout=max(0.001, deadline - self._clock.now()))
                     async for event in call:
+                        if event is None:
+                            raise self._garbled()
                         if event.WhichOneof("event") == "delta":
                             seen.deltas += 1
                             seen.tokens += event.delta.tokens
@@ -561,6 +563,8 @@ class ModelClient:
             try:
                 response = await send(self._stub(), max(0.001, deadline - self._clock.now()))
                 verdict.success()
+                if response is None:  # what gRPC makes of bytes that are not the message
+                    raise self._garbled()
                 return response
             except grpc.aio.AioRpcError as error:
                 typed = self._typed(error, idempotent=idempotent)
@@ -571,6 +575,11 @@ class ModelClient:
                 verdict.report(self._endpoint, started)
             attempt += 1
             await self._back_off(verdict.error, attempt, deadline)
+
+    def _garbled(self) -> ProtocolError:
+        return ProtocolError(
+            "the answer is not of the protocol", where=self.target, hint="is this a pandacore model server?"
+        )
 
     def _retryable(self, error: PandacoreError, attempt: int) -> bool:
         may_pass = (

@@ -84,7 +84,7 @@ class LimitConfig:
     breaker_open_s: float = 5.0
     breaker_cap_s: float = 60.0
     retry_ratio: float = 0.49
-    retry_reserve: float = 3.0
+    retry_reserve: float = 8.0
     retry_cap: float = 50.0
 
 

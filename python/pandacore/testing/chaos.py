@@ -26,6 +26,8 @@ from pandacore.rpc.v1 import model_pb2 as pb
 __all__ = ["ChaosModel", "Fault"]
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["ModelService"].full_name
+_ACCEPT_TURNS: Final = 10
+"""Turns of the event loop from a socket being accepted to its handler being a task: fewer than that."""
 _FINISH: Final = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
@@ -155,11 +157,7 @@ class ChaosModel:
         self._hang.set()
         address = self._proxy.address
         if self._http is not None:
-            self._http.close()
-            for task in list(self._http_tasks):
-                task.cancel()
-            await asyncio.gather(*self._http_tasks, return_exceptions=True)
-            await self._http.wait_closed()
+            await _end(self._http, self._http_tasks)
         await self._proxy.stop()
         if self._grpc is not None:
             await self._grpc.stop(0)
@@ -184,7 +182,7 @@ class ChaosModel:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client left, or the test is over
         finally:
-            writer.close()
+            await _closed(writer)
 
     async def _one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -336,11 +334,7 @@ class _Proxy:
     async def stop(self) -> None:
         if self._server is None:
             return
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
+        await _end(self._server, self._tasks)
 
     def cut_after(self, count: int, *, reset: bool = False) -> None:
         """Let ``count`` more bytes through, then break the connection that carries the next one."""
@@ -355,19 +349,24 @@ class _Proxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        writers = [writer]
+        pumps: list[asyncio.Future[None]] = []
+        # Shielded: a connection that is cancelled while it opens would never be closed.
+        opening = asyncio.ensure_future(asyncio.open_connection("127.0.0.1", self._target))
         try:
-            there = asyncio.ensure_future(_pump(reader, up_writer))
-            back = asyncio.ensure_future(self._harm(up_reader, writer))
-            await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            pass  # the test is over
+            up_reader, up_writer = await asyncio.shield(opening)
+            pumps.append(asyncio.ensure_future(_pump(reader, up_writer)))
+            pumps.append(asyncio.ensure_future(self._harm(up_reader, writer)))
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # a side is gone, or the test is over
         finally:
-            there.cancel()
-            back.cancel()
-            await asyncio.gather(there, back, return_exceptions=True)
-            up_writer.close()
-            writer.close()
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            with contextlib.suppress(ConnectionError):
+                writers.append((await opening)[1])
+            await _closed(*writers)
 
     async def _harm(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while part := await reader.read(65_536):
@@ -398,6 +397,27 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(data)
     await writer.drain()
+
+
+async def _end(server: asyncio.Server, tasks: set[asyncio.Task[None]]) -> None:
+    """Stop listening and end every connection, those included that were accepted a moment ago."""
+    server.close()
+    for _ in range(_ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    while tasks:
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+    await server.wait_closed()
+
+
+async def _closed(*writers: asyncio.StreamWriter) -> None:
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
