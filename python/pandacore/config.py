@@ -168,16 +168,14 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How much one agent takes on, where its own code does not say."""
+    """How much one agent of the built-in team takes on (`pandacore demo` and `pandacore solve`)."""
 
     queue_limit: int | None = field(
         default=None,
-        metadata=_about(
-            "subtasks that may wait at one agent; max(16, 4 x concurrency) by default", _positive
-        ),
+        metadata=_about("subtasks that may wait at one agent of the built-in team", _positive),
     )
     concurrency: int = field(
-        default=1, metadata=_about("subtasks that one agent works on at once", _positive)
+        default=4, metadata=_about("subtasks that one agent of the built-in team works on at once", _positive)
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,20 @@ class Done:
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of whoever runs the tests reach a command."""
-    import os
-
-    for name in list(os.environ):
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings of whoever runs the tests reach a command, and none of a command stay behind."""
+    before = dict(os.environ)
+    for name in before:
         if name.startswith("PANDACORE__"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    yield
+    # A command hands settings from files on to the model server that it starts, through the environment.
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
 
 
 @pytest.fixture

@@ -110,6 +110,37 @@ def test_planner_by_rules_needs_no_planning_call(pandacore: Command) -> None:
     assert pandacore("demo", "--planner", "guess").code == Exit.USAGE
 
 
+def test_limits_of_the_team_come_from_the_settings(
+    pandacore: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pandacore.agent import Agent
+    from pandacore.cli.questions import _fitted
+    from pandacore.config import load
+    from pandacore.demo.agents import TEAM
+
+    own = [Agent.of(member) for member in TEAM]
+    assert [_fitted(member, load()) for member in own] == own
+    monkeypatch.setenv("PANDACORE__AGENTS__CONCURRENCY", "1")
+    monkeypatch.setenv("PANDACORE__AGENTS__QUEUE_LIMIT", "2")
+    fitted = [_fitted(member, load()) for member in own]
+    assert {(member.concurrency, member.queue_limit) for member in fitted} == {(1, 2)}
+    assert [member.name for member in fitted] == [member.name for member in own]
+    assert pandacore("demo", "--question", "3").code == Exit.OK
+
+
+def test_settings_of_a_file_reach_the_model_server(
+    pandacore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    # Nothing listens there; the address in the error shows that the server was told.
+    (tmp_path / "pandacore.toml").write_text(
+        "[model]\nspec = 'openai:m'\nbase_url = 'http://127.0.0.1:9/v1'\nretries = 0\n"
+    )
+    done = pandacore("demo")
+    assert done.code == Exit.UNREACHABLE, done.err
+    assert "127.0.0.1:9" in done.err
+
+
 # -- solve
 
 

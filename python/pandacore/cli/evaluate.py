@@ -67,12 +67,11 @@ def evaluate(
 
     settings = load()
     rows = load_rows(data, limit=limit)
-    runs.share(settings)
     watch = _Watch()
     report = runs.blocking(
         evaluate_rows(
             rows,
-            model=runs.spec(settings, model),
+            model=runs.handle(settings, model),
             pattern=pattern,
             planner=planner,
             concurrency=concurrency,

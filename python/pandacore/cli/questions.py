@@ -14,6 +14,7 @@ from pandacore.errors import ConfigError
 from pandacore.task import Status, Task
 
 if TYPE_CHECKING:
+    from pandacore.agent import Agent
     from pandacore.models.types import Document
     from pandacore.task import Result
 
@@ -55,6 +56,7 @@ async def ask_all(
 
     With several questions a failed one does not stop the rest; the last line counts the right ones.
     """
+    from pandacore.agent import Agent
     from pandacore.collective import Collective
     from pandacore.demo.agents import TEAM, question_plan
 
@@ -64,7 +66,7 @@ async def ask_all(
         runs.model(settings, ways.model) as model,
         Collective.local(model=model.client, seed=ways.seed) as collective,
     ):
-        collective.add(*TEAM)
+        collective.add(*(_fitted(Agent.of(member), settings) for member in TEAM))
         # The extractive model plans by the same rules; a generative one would spend tokens on it.
         by_rules = ways.planner == "rules" or (ways.planner == "auto" and await runs.generates(model))
         for asked in questions:
@@ -99,6 +101,24 @@ async def ask_all(
     if len(questions) > 1 and not ways.as_json:
         say(f"\n{right} of {len(questions)} right")
     return max(codes, default=Exit.OK)
+
+
+def _fitted(member: Agent, settings: Settings) -> Agent:
+    """Return the agent with the limits of the settings, where those give any."""
+    given = {
+        name: getattr(settings.agents, name)
+        for name in ("concurrency", "queue_limit")
+        if settings.origin(f"agents.{name}").source != "default"
+    }
+    if not given:
+        return member
+    return type(member)(
+        member.handler,
+        capabilities=member.capabilities,
+        name=member.name,
+        description=member.description,
+        **{"concurrency": member.concurrency, **given},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ __all__ = [
     "exit_code",
     "follow",
     "generates",
+    "handle",
     "model",
     "share",
     "spec",
@@ -68,9 +69,26 @@ def share(settings: Settings) -> None:
             os.environ[f"PANDACORE__MODEL__{name.upper()}"] = text
 
 
+def handle(settings: Settings, wanted: str | None) -> ModelHandle:
+    """Return the way to the model of the settings, or to another with the rest of the settings; not started.
+
+    Raises
+    ------
+    ConfigError
+        The text names no model.
+    """
+    from pandacore.models import ModelClientConfig, connect
+
+    share(settings)
+    return connect(
+        spec(settings, wanted),
+        config=ModelClientConfig(deadline_s=settings.model.timeout_s, max_retries=settings.model.retries),
+    )
+
+
 @contextlib.asynccontextmanager
 async def model(settings: Settings, wanted: str | None) -> AsyncIterator[ModelHandle]:
-    """Connect to the model of the settings, or to another with the rest of the settings.
+    """Enter `handle`, and make sure that a server which was there before answers.
 
     Raises
     ------
@@ -79,23 +97,16 @@ async def model(settings: Settings, wanted: str | None) -> AsyncIterator[ModelHa
     ModelUnavailable
         The server cannot be started, or does not answer.
     """
-    from pandacore.models import ModelClientConfig, connect
-
-    share(settings)
-    handle = connect(
-        spec(settings, wanted),
-        config=ModelClientConfig(deadline_s=settings.model.timeout_s, max_retries=settings.model.retries),
-    )
-    async with handle:
-        if handle.process is None:
+    async with handle(settings, wanted) as entered:
+        if entered.process is None:
             # A server of somebody else's: learn now, and not in the middle of a run, that it is not there.
-            await handle.client.list_models(deadline_s=min(10.0, settings.model.timeout_s))
-        yield handle
+            await entered.client.list_models(deadline_s=min(10.0, settings.model.timeout_s))
+        yield entered
 
 
-async def generates(handle: ModelHandle) -> bool:
+async def generates(model: ModelHandle) -> bool:
     """Say if the model writes text of its own, rather than quote."""
-    known = await handle.client.list_models()
+    known = await model.client.list_models()
     return bool(known) and known[0].generative
 
 

@@ -219,7 +219,7 @@ def _append(file: IO[str], item: Mapping[str, Any]) -> None:
 async def evaluate(
     rows: Sequence[Row],
     *,
-    model: str | ModelClient = "extractive",
+    model: str | ModelClient | ModelHandle = "extractive",
     pattern: str = "star",
     limit: int | None = None,
     resume_path: str | Path | None = None,
@@ -234,8 +234,8 @@ async def evaluate(
     ----------
     rows : sequence of Row
         The questions, from `load_rows`.
-    model : str or ModelClient
-        What `pandacore.models.connect` takes.
+    model : str, ModelClient or ModelHandle
+        What `pandacore.models.connect` takes or gives.
     pattern : str
         The orchestration pattern of each run.
     limit : int, optional
@@ -277,7 +277,7 @@ async def evaluate(
     settings = {
         "format": _FORMAT,
         "eval": "hotpotqa",
-        "model": model if isinstance(model, str) else repr(model),
+        "model": model if isinstance(model, str) else getattr(model, "spec", repr(model)),
         "pattern": pattern,
         "planner": planner,
     }
