@@ -584,7 +584,8 @@ def _watch_stdin(stop: asyncio.Event) -> None:
 
     def watch() -> None:
         with contextlib.suppress(OSError, ValueError):
-            while sys.stdin.buffer.read(4096):
+            # Not through sys.stdin: its lock, held by this thread at exit, would abort the interpreter.
+            while os.read(0, 4096):
                 pass
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             loop.call_soon_threadsafe(stop.set)
