@@ -47,7 +47,11 @@ def scripted(tmp_path: Path, body: str, **env: str) -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), **env},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))),
+            **env,
+        },
     ) as server:
         try:
             assert server.stdout is not None

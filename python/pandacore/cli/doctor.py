@@ -132,7 +132,16 @@ def _extension() -> Check:
 def _packages() -> Check:
     missing = []
     found = []
-    for line in metadata.requires("pandacore") or []:
+    try:
+        required = metadata.requires("pandacore") or []
+    except metadata.PackageNotFoundError:
+        return Check(
+            "packages",
+            Verdict.WARN,
+            "pandacore runs from its sources and is not installed",
+            "pip install -e .",
+        )
+    for line in required:
         requirement, _, marker = line.partition(";")
         if "extra" in marker:
             continue
