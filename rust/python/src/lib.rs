@@ -2,6 +2,7 @@
 mod detach;
 mod error;
 mod matching;
+mod reputation;
 mod trust;
 
 use pyo3::prelude::*;
@@ -16,7 +17,12 @@ mod _core {
     };
 
     #[pymodule_export]
-    use crate::trust::{PyKeyPair, did_of, parse_did, verify_signature};
+    use crate::reputation::{PyReputation, open_report};
+
+    #[pymodule_export]
+    use crate::trust::{
+        PyKeyPair, PyTrust, collective_id, decode_record, did_of, parse_did, verify_record, verify_signature,
+    };
 
     /// True when this build has optimisation on; benches refuse to run without it.
     #[pymodule_init]

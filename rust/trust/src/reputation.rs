@@ -469,7 +469,7 @@ impl Reputation {
         &mut self,
         observers: &[u32],
         peers: &[u32],
-        bad: &[u8],
+        bad: &[bool],
         epoch: u32,
     ) -> Result<(), (usize, ReputationError)> {
         const BLOCK: usize = 16;
@@ -480,7 +480,7 @@ impl Reputation {
             for i in start..end {
                 if observers[i] == peers[i] {
                     for (place, &bad) in places.iter().zip(&bad[start..i]) {
-                        self.count(*place, bad != 0, epoch);
+                        self.count(*place, bad, epoch);
                     }
                     return Err((i, ReputationError::AboutItself));
                 }
@@ -488,14 +488,14 @@ impl Reputation {
                     Ok(at) => places[i - start] = at,
                     Err(error) => {
                         for (place, &bad) in places.iter().zip(&bad[start..i]) {
-                            self.count(*place, bad != 0, epoch);
+                            self.count(*place, bad, epoch);
                         }
                         return Err((i, error));
                     }
                 }
             }
             for (place, &bad) in places.iter().zip(&bad[start..end]) {
-                self.count(*place, bad != 0, epoch);
+                self.count(*place, bad, epoch);
             }
         }
         Ok(())

@@ -329,7 +329,7 @@ fn a_full_store_refuses_and_forgetting_makes_room() {
         Err(ReputationError::Full { max: 3 })
     );
     assert_eq!(
-        store.observe_all(&[0, 0, 0], &[1, 9, 2], &[1, 1, 1], 0),
+        store.observe_all(&[0, 0, 0], &[1, 9, 2], &[true; 3], 0),
         Err((1, ReputationError::Full { max: 3 }))
     );
     store.observe(ME, 3, true, 90).unwrap();
@@ -441,7 +441,7 @@ proptest! {
             single.observe(observer, peer, bad, 3).unwrap();
         }
         let (observers, peers): (Vec<u32>, Vec<u32>) = events.iter().map(|event| (event.0, event.1)).unzip();
-        let bad: Vec<u8> = events.iter().map(|event| u8::from(event.2)).collect();
+        let bad: Vec<bool> = events.iter().map(|event| event.2).collect();
         batch.observe_all(&observers, &peers, &bad, 3).unwrap();
         for observer in 0..6 {
             for peer in 0..6 {
