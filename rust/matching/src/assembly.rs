@@ -9,6 +9,7 @@ use crate::cover;
 use crate::dedicated;
 use crate::error::RegistryError;
 use crate::exact::Solver;
+use crate::quick::{self, QUICK_COUNT, QUICK_TEAM, Want};
 use crate::registry::Registry;
 use crate::rng::Rng;
 use crate::store::View;
@@ -195,6 +196,37 @@ pub struct Scratch {
     pub counters: [u64; 3],
 }
 
+/// A specification with what can be worked out beforehand.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    spec: TeamSpec,
+    plain: Option<(Vec<Want>, u32)>,
+}
+
+impl From<TeamSpec> for Prepared {
+    fn from(spec: TeamSpec) -> Self {
+        Self {
+            plain: quick::plain(&spec),
+            spec,
+        }
+    }
+}
+
+impl Prepared {
+    /// The specification.
+    #[must_use]
+    pub fn spec(&self) -> &TeamSpec {
+        &self.spec
+    }
+}
+
+/// A specification and its plain form, if it has one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'r> {
+    pub(crate) spec: &'r TeamSpec,
+    pub(crate) plain: Option<(&'r [Want], u32)>,
+}
+
 impl Registry {
     /// Assembles a team. Equal registry, specification and seed give an equal team.
     ///
@@ -207,6 +239,46 @@ impl Registry {
         scratch: &mut Scratch,
         team: &mut Team,
     ) {
+        let plain = quick::plain(spec);
+        let request = Request {
+            spec,
+            plain: plain.as_ref().map(|(wants, total)| (&wants[..], *total)),
+        };
+        self.assemble_request(request, trusted, seed, scratch, team);
+    }
+
+    /// As [`assemble`](Self::assemble), for a specification that is used often.
+    #[inline]
+    pub fn assemble_prepared(
+        &self,
+        prepared: &Prepared,
+        trusted: Option<&[u64]>,
+        seed: u64,
+        scratch: &mut Scratch,
+        team: &mut Team,
+    ) {
+        let plain = prepared.plain.as_ref().map(|(wants, total)| (&wants[..], *total));
+        self.assemble_request(
+            Request {
+                spec: &prepared.spec,
+                plain,
+            },
+            trusted,
+            seed,
+            scratch,
+            team,
+        );
+    }
+
+    fn assemble_request(
+        &self,
+        request: Request<'_>,
+        trusted: Option<&[u64]>,
+        seed: u64,
+        scratch: &mut Scratch,
+        team: &mut Team,
+    ) {
+        let spec = request.spec;
         let mut rng = Rng::new(seed);
         let filter = Filter {
             trusted,
@@ -218,7 +290,7 @@ impl Registry {
             for _ in 0..4 {
                 let sequence = view.sequence();
                 team.clear();
-                run(&view, spec, &filter, &mut rng, scratch, team);
+                run(&view, &request, &filter, &mut rng, scratch, team);
                 if view.unchanged(sequence) {
                     return;
                 }
@@ -232,21 +304,22 @@ impl Registry {
         // one state of the registry, and the batch calls give up the lock every few hundred changes.
         let _work = self.work();
         team.clear();
-        run(&self.view(), spec, &filter, &mut rng, scratch, team);
+        run(&self.view(), &request, &filter, &mut rng, scratch, team);
     }
 }
 
+#[inline]
 fn run(
     view: &View<'_>,
-    spec: &TeamSpec,
+    request: &Request<'_>,
     filter: &Filter<'_>,
     rng: &mut Rng,
     scratch: &mut Scratch,
     team: &mut Team,
 ) {
-    match spec.mode {
-        Mode::Dedicated => dedicated::assemble(view, spec, filter, rng, scratch, team),
-        Mode::Consolidated => cover::assemble(view, spec, filter, rng, scratch, team),
+    match request.spec.mode {
+        Mode::Dedicated => dedicated::assemble(view, request, filter, rng, scratch, team),
+        Mode::Consolidated => cover::assemble(view, request.spec, filter, rng, scratch, team),
     }
 }
 
@@ -340,34 +413,138 @@ impl Registry {
         let size = width * count as usize;
         let mut slots = vec![NO_AGENT; teams * size];
         let mut complete = vec![false; teams];
-        let mut seeds = Rng::new(seed);
-        let mut spec = TeamSpec {
-            probes,
-            ..TeamSpec::default()
-        };
-        spec.required.resize_with(width, || Requirement {
-            any: Vec::with_capacity(1),
+        let mut batch = BatchRun {
+            registry: self,
+            width,
             count,
-        });
-        let mut team = Team::default();
-        for ((row, out), complete) in rows
-            .chunks_exact(width)
-            .zip(slots.chunks_exact_mut(size))
-            .zip(&mut complete)
-        {
-            for (requirement, &capability) in spec.required.iter_mut().zip(row) {
-                requirement.any.clear();
-                requirement.any.push(capability);
-            }
-            self.assemble(&spec, None, seeds.next_u64(), scratch, &mut team);
-            let mut filled = [0usize; MAX_REQUIREMENTS];
-            for pick in &team.picks {
-                let i = pick.serves.trailing_zeros() as usize;
-                out[i * count as usize + filled[i]] = pick.slot;
-                filled[i] += 1;
-            }
-            *complete = team.complete();
+            probes,
+            seeds: Rng::new(seed),
+            scratch,
+        };
+        match (width <= 16, probes) {
+            (true, 9..=16) => batch.run::<2, 16>(rows, &mut slots, &mut complete),
+            (_, 0..=8) => batch.run::<1, MAX_REQUIREMENTS>(rows, &mut slots, &mut complete),
+            (_, 9..=16) => batch.run::<2, MAX_REQUIREMENTS>(rows, &mut slots, &mut complete),
+            _ => batch.run::<4, MAX_REQUIREMENTS>(rows, &mut slots, &mut complete),
         }
         Ok((slots, complete))
+    }
+}
+
+struct BatchRun<'b> {
+    registry: &'b Registry,
+    width: usize,
+    count: u32,
+    probes: u32,
+    seeds: Rng,
+    scratch: &'b mut Scratch,
+}
+
+impl BatchRun<'_> {
+    /// While one team is decided, the blocks of the next ones and the headers of those after are on their way.
+    fn run<const B: usize, const T: usize>(
+        &mut self,
+        rows: &[u32],
+        slots: &mut [u32],
+        complete: &mut [bool],
+    ) {
+        const AHEAD: usize = 3;
+        let (width, count) = (self.width, self.count);
+        let total = width as u32 * count;
+        let size = total as usize;
+        let quick = total <= QUICK_TEAM && count <= QUICK_COUNT;
+        let mut team = Team::default();
+        let wants_of = |k: usize, wants: &mut [Want; T]| {
+            for (want, &capability) in wants.iter_mut().zip(&rows[k * width..(k + 1) * width]) {
+                *want = Want { capability, count };
+            }
+        };
+        let teams = complete.len();
+        let mut wants = [[Want::default(); T]; AHEAD + 1];
+        // Groups keep read sections short, so that outgrown arrays can be freed.
+        for group in (0..teams).step_by(1024) {
+            let end = teams.min(group + 1024);
+            let view = self.registry.view();
+            let mut waiting: std::collections::VecDeque<(u64, u64, Option<quick::Sample<B, T>>)> =
+                std::collections::VecDeque::with_capacity(AHEAD + 1);
+            for k in group..end + AHEAD {
+                if quick && k + 2 < end {
+                    let pools = view.pools();
+                    for &capability in &rows[(k + 2) * width..(k + 3) * width] {
+                        crate::hint::prefetch(pools.as_ptr().wrapping_add(capability as usize));
+                    }
+                }
+                if k < end {
+                    let seed = self.seeds.next_u64();
+                    wants_of(k, &mut wants[k % (AHEAD + 1)]);
+                    let sequence = view.sequence();
+                    let sample = if quick {
+                        quick::draw::<B, T>(
+                            &view,
+                            view.pools(),
+                            &wants[k % (AHEAD + 1)][..width],
+                            Rng::new(seed),
+                        )
+                    } else {
+                        None
+                    };
+                    waiting.push_back((seed, sequence, sample));
+                }
+                if k < group + AHEAD {
+                    continue;
+                }
+                let at = k - AHEAD;
+                let Some((seed, sequence, sample)) = waiting.pop_front() else {
+                    break;
+                };
+                let wants = &wants[at % (AHEAD + 1)][..width];
+                let out = &mut slots[at * size..(at + 1) * size];
+                let done = sample.is_some_and(|sample| {
+                    quick::choose(
+                        &view,
+                        view.pools(),
+                        wants,
+                        total,
+                        sample,
+                        |_| true,
+                        &mut team.picks,
+                    )
+                });
+                if done && view.unchanged(sequence) {
+                    self.scratch.counters[0] += 1;
+                    for (place, pick) in out.iter_mut().zip(&team.picks) {
+                        *place = pick.slot;
+                    }
+                    complete[at] = true;
+                } else {
+                    complete[at] = self.alone(wants, seed, &mut team, out);
+                }
+            }
+        }
+    }
+
+    /// One team of the batch without the pipeline.
+    #[cold]
+    fn alone(&mut self, wants: &[Want], seed: u64, team: &mut Team, out: &mut [u32]) -> bool {
+        let required = wants
+            .iter()
+            .map(|w| Requirement {
+                any: vec![w.capability],
+                count: w.count,
+            })
+            .collect();
+        let spec = TeamSpec {
+            required,
+            probes: self.probes,
+            ..TeamSpec::default()
+        };
+        self.registry.assemble(&spec, None, seed, self.scratch, team);
+        let mut filled = [0usize; MAX_REQUIREMENTS];
+        for pick in &team.picks {
+            let i = pick.serves.trailing_zeros() as usize;
+            out[i * self.count as usize + filled[i]] = pick.slot;
+            filled[i] += 1;
+        }
+        team.complete()
     }
 }

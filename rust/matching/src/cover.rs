@@ -4,17 +4,14 @@
 //! needed, checks the best few on their lines and takes the one that helps most; then drops members that became
 //! superfluous and tries to replace pairs by single agents. Exact answers come from a branch and bound over classes
 //! of agents: only what an agent can do among the required capabilities matters.
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::assembly::{Filter, Hall, Pick, Quality, Scratch, Shortage, Team, TeamSpec, scan};
 use crate::hint::prefetch;
 use crate::rng::{Rng, mix};
 use crate::store::{LANES, View, entry_score, entry_slot};
+use crate::window::{WINDOW, Window};
 
-/// Signatures looked at per pick.
-const WINDOW: usize = 4_096;
-/// Candidates checked on their lines per pick.
-const CHECKED: usize = 12;
 /// Lines looked at per pick when there are no signatures.
 const WITHOUT_SIGNATURES: usize = 64;
 /// Pairs that the exchange step tries to replace.
@@ -50,7 +47,7 @@ pub(crate) struct Memory {
     out: Vec<Member>,
     best: Vec<Member>,
     pairs: Vec<(u32, u32, u32, u64)>,
-    counts: Vec<u8>,
+    window: Window,
 }
 
 /// Capability to the requirements it serves: a small open-addressing table.
@@ -310,7 +307,7 @@ fn stream(p: &Problem<'_>, memory: &mut Memory, rng: &mut Rng, vary: bool) -> bo
         masks,
         out,
         pairs,
-        counts,
+        window,
         ..
     } = memory;
     out.clear();
@@ -324,7 +321,7 @@ fn stream(p: &Problem<'_>, memory: &mut Memory, rng: &mut Rng, vary: bool) -> bo
     }
     while need != 0 {
         let i = scarcest(p, need, vary.then_some(&mut *rng));
-        let chosen = best_in_window(p, masks, i, need, 0, out, counts, rng)
+        let chosen = best_in_window(p, masks, i, need, 0, out, window, rng)
             .or_else(|| first_unused(p, masks, i, out, rng));
         match chosen {
             Some(member) => take(member, &mut left, &mut need, out),
@@ -333,7 +330,7 @@ fn stream(p: &Problem<'_>, memory: &mut Memory, rng: &mut Rng, vary: bool) -> bo
     }
     prune(p, out);
     let mut budget = EXCHANGES;
-    while budget > 0 && exchange(p, masks, out, pairs, counts, rng, &mut budget) {}
+    while budget > 0 && exchange(p, masks, out, pairs, window, rng, &mut budget) {}
     true
 }
 
@@ -375,7 +372,7 @@ fn best_in_window(
     need: u64,
     must: u64,
     out: &[Member],
-    counts: &mut Vec<u8>,
+    window: &mut Window,
     rng: &mut Rng,
 ) -> Option<Member> {
     let any = &p.spec.required[i].any;
@@ -426,48 +423,36 @@ fn best_in_window(
         }
         return best;
     }
-    let window = live.min(WINDOW);
-    let start = if live > window {
-        rng.below((live - window + 1) as u32) as usize & !7
+    let length = live.min(WINDOW);
+    let start = if live > length {
+        rng.below((live - length + 1) as u32) as usize & !7
     } else {
         0
     };
-    let slice = &signatures[start..start + window];
-    let wanted = bits_of(p, if must == 0 { need } else { must });
-    if must != 0 {
-        let mut checked = 0;
-        for (k, s) in slice.iter().enumerate() {
-            if s.load(Ordering::Relaxed) & wanted == wanted {
-                look(start + k);
-                checked += 1;
-                if checked == CHECKED {
-                    break;
-                }
-            }
-        }
-        return best;
+    let slice = &signatures[start..start + length];
+    let found = if must == 0 {
+        let turn = rng.below(length as u32) as usize;
+        window.most(slice, bits_of(p, need), turn)
+    } else {
+        window.all(slice, bits_of(p, must))
+    };
+    for &k in &window.found[..found] {
+        prefetch(
+            blocks
+                .as_ptr()
+                .wrapping_add((start + k as usize) / LANES as usize),
+        );
     }
-    counts.clear();
-    counts.resize(window, 0);
-    let top = gains(slice, wanted, counts);
-    let turn = rng.below(window as u32) as usize;
-    let mut checked = 0;
-    let mut level = top;
-    while level >= 1 && checked < CHECKED {
-        for k in (turn..window).chain(0..turn) {
-            if counts[k] == level {
-                look(start + k);
-                checked += 1;
-                if checked == CHECKED {
-                    break;
-                }
-            }
+    let lines = p.view.lines();
+    for &k in &window.found[..found] {
+        let at = start + k as usize;
+        if let Some(block) = blocks.get(at / LANES as usize) {
+            let slot = entry_slot(block.0[at % LANES as usize].load(Ordering::Relaxed));
+            prefetch(lines.as_ptr().wrapping_add(slot as usize));
         }
-        // One level down is worth a look: shared bits promise more than is there.
-        if level + 1 < top.max(2) {
-            break;
-        }
-        level -= 1;
+    }
+    for &k in &window.found[..found] {
+        look(start + k as usize);
     }
     best
 }
@@ -479,16 +464,6 @@ fn bits_of(p: &Problem<'_>, mut need: u64) -> u64 {
         need &= need - 1;
     }
     bits
-}
-
-/// How many wanted bits each signature has, and the most.
-fn gains(signatures: &[AtomicU64], wanted: u64, counts: &mut [u8]) -> u8 {
-    let mut top = 0;
-    for (s, count) in signatures.iter().zip(counts.iter_mut()) {
-        *count = (s.load(Ordering::Relaxed) & wanted).count_ones() as u8;
-        top = top.max(*count);
-    }
-    top
 }
 
 /// Any agent of requirement `i` that is not chosen yet.
@@ -557,7 +532,7 @@ fn exchange(
     masks: &Masks,
     out: &mut Vec<Member>,
     pairs: &mut Vec<(u32, u32, u32, u64)>,
-    counts: &mut Vec<u8>,
+    window: &mut Window,
     rng: &mut Rng,
     budget: &mut u32,
 ) -> bool {
@@ -588,7 +563,7 @@ fn exchange(
         }
         *budget -= 1;
         let i = scarcest(p, lost, None);
-        if let Some(member) = best_in_window(p, masks, i, lost, lost, out, counts, rng) {
+        if let Some(member) = best_in_window(p, masks, i, lost, lost, out, window, rng) {
             out[a as usize] = member;
             out.remove(b as usize);
             prune(p, out);

@@ -6,191 +6,69 @@
 //!   the others' wants are used up. Requirements that satisfy this from the top are *peeled*; the rest is the core.
 //! * F2. Any `min(size, R)` candidates of a pool are enough to decide feasibility, the `R` best to find the optimum.
 //! * F4. On failure the requirements reachable by alternating paths want more agents than exist for them.
-use std::sync::atomic::Ordering;
-
-use crate::assembly::{Filter, Hall, Pick, Quality, Scratch, Shortage, Team, TeamSpec, scan};
+use crate::assembly::{
+    Filter, Hall, MAX_REQUIREMENTS, Pick, Quality, Request, Scratch, Shortage, Team, TeamSpec, scan,
+};
 use crate::exact::Candidate;
-use crate::hint::prefetch;
+use crate::quick::{self, Want};
 use crate::rng::{Rng, mix};
-use crate::store::{LANES, View, entry_score, entry_slot};
-
-/// The largest team the quick path serves; larger ones go the exact way.
-const QUICK_TEAM: usize = 128;
-/// Keys of one requirement on the quick path.
-const KEYS: usize = 64;
-/// Extra blocks looked at when a sample runs dry.
-const TOP_UPS: u32 = 4;
-const SALT: u64 = 0x0000_FFFF_FFFF_FFFF;
+use crate::store::{View, entry_score, entry_slot};
 
 pub(crate) fn assemble(
     view: &View<'_>,
-    spec: &TeamSpec,
+    request: &Request<'_>,
     filter: &Filter<'_>,
     rng: &mut Rng,
     scratch: &mut Scratch,
     team: &mut Team,
 ) {
-    let wanted = spec.total();
-    let simple = spec.quality == Quality::Fast
+    let spec = request.spec;
+    if let Some((wants, total)) = request.plain
+        && spec.quality == Quality::Fast
         && !spec.constrained()
-        && wanted as usize <= QUICK_TEAM
-        && spec
-            .required
-            .iter()
-            .all(|r| r.any.len() == 1 && r.count as usize <= KEYS / 2);
-    if simple {
-        let done = match (filter.passes_all(), spec.probes) {
-            (true, 0..=8) => quick::<1>(view, spec, wanted, |_| true, rng, team),
-            (true, 9..=16) => quick::<2>(view, spec, wanted, |_| true, rng, team),
-            (true, _) => quick::<4>(view, spec, wanted, |_| true, rng, team),
-            (false, 0..=16) => quick::<2>(view, spec, wanted, |s| filter.accepts(view, s), rng, team),
-            (false, _) => quick::<4>(view, spec, wanted, |s| filter.accepts(view, s), rng, team),
+    {
+        let done = match (filter.passes_all(), spec.probes, wants.len()) {
+            (true, 9..=16, ..=16) => quick::<2, 16>(view, wants, total, |_| true, rng, team),
+            (true, 0..=8, _) => quick::<1, MAX_REQUIREMENTS>(view, wants, total, |_| true, rng, team),
+            (true, 9..=16, _) => quick::<2, MAX_REQUIREMENTS>(view, wants, total, |_| true, rng, team),
+            (true, _, _) => quick::<4, MAX_REQUIREMENTS>(view, wants, total, |_| true, rng, team),
+            (false, 0..=16, _) => {
+                quick::<2, MAX_REQUIREMENTS>(view, wants, total, |s| filter.accepts(view, s), rng, team)
+            }
+            (false, _, _) => {
+                quick::<4, MAX_REQUIREMENTS>(view, wants, total, |s| filter.accepts(view, s), rng, team)
+            }
         };
         if done {
             scratch.counters[0] += 1;
-            team.lower_bound = wanted;
+            team.lower_bound = total;
             return;
         }
         team.clear();
     }
     scratch.counters[1] += 1;
     exact(view, spec, filter, rng, scratch, team);
-    team.lower_bound = wanted;
+    team.lower_bound = spec.total();
 }
 
-/// Samples `B` blocks per capability and takes the least loaded candidates, scarce capabilities first. Returns
-/// false when a sample runs dry, which proves nothing.
 #[inline(always)]
-fn quick<const B: usize>(
+fn quick<const B: usize, const T: usize>(
     view: &View<'_>,
-    spec: &TeamSpec,
-    wanted: u32,
+    wants: &[Want],
+    total: u32,
     accepts: impl Fn(u32) -> bool,
     rng: &mut Rng,
     team: &mut Team,
 ) -> bool {
-    let required = &spec.required[..];
-    let t = required.len();
     let pools = view.pools();
-    for r in required {
-        prefetch(pools.as_ptr().wrapping_add(r.any[0] as usize));
-    }
-    // Two dependent misses in all: every pool header, then every block, each set overlapping.
-    let mut sampled = [[0u32; B]; 64];
-    let mut live = [0u32; 64];
-    let mut fewest = u32::MAX;
-    for (i, r) in required.iter().enumerate() {
-        let Some(pool) = pools.get(r.any[0] as usize) else {
-            return false;
-        };
-        let here = pool.live();
-        live[i] = here;
-        fewest = fewest.min(here);
-        let blocks = view.blocks(pool).as_ptr();
-        let draw = rng.next_u64();
-        let mut low = draw as u32;
-        for place in &mut sampled[i] {
-            // A random agent's block, not a random block: the last one may be partly filled.
-            let block = ((u64::from(low) * u64::from(here)) >> 32) as u32 / LANES;
-            *place = block;
-            prefetch(blocks.wrapping_add(block as usize));
-            low = low.wrapping_mul(0x9E37_79B1) ^ (draw >> 32) as u32;
-        }
-    }
-    let mut order = [0u8; 64];
-    for (i, place) in order.iter_mut().enumerate() {
-        *place = i as u8;
-    }
-    if fewest < wanted {
-        // Only a pool smaller than the team can be a bottleneck: those first, ascending.
-        let mut scarce = 0;
-        for (i, &here) in live[..t].iter().enumerate() {
-            if here < wanted {
-                order.swap(i, scarce);
-                scarce += 1;
-            }
-        }
-        order[..scarce].sort_unstable_by_key(|&i| (live[i as usize], i));
-        order[scarce..t].sort_unstable();
-    }
-    let salt = rng.next_u64() & SALT;
-    let mut used = [u32::MAX; QUICK_TEAM];
-    let mut count = 0;
-    for &i in &order[..t] {
-        let i = i as usize;
-        let here = live[i];
-        let pool = &pools[required[i].any[0] as usize];
-        let blocks = view.blocks(pool);
-        let mut keys = [u64::MAX; KEYS];
-        let mut n = 0;
-        let mut gather = |block: u32, n: &mut usize| {
-            let filled = (here - block * LANES).min(LANES) as usize;
-            if let Some(block) = blocks.get(block as usize) {
-                for lane in 0..filled {
-                    keys[*n + lane] = block.0[lane].load(Ordering::Relaxed) ^ salt;
-                }
-                *n += filled;
-            }
-        };
-        if here as usize <= KEYS && here < wanted {
-            for block in 0..here.div_ceil(LANES) {
-                gather(block, &mut n);
-            }
-        } else if here > 0 {
-            for b in 0..B {
-                let block = sampled[i][b];
-                if !sampled[i][..b].contains(&block) {
-                    gather(block, &mut n);
-                }
-            }
-        }
-        let mut need = required[i].count;
-        let mut tries = 0;
-        while need > 0 {
-            let mut best = u64::MAX;
-            let mut at = 0;
-            for (k, &key) in keys[..n].iter().enumerate() {
-                if key < best {
-                    best = key;
-                    at = k;
-                }
-            }
-            if best == u64::MAX {
-                if tries == TOP_UPS || n + LANES as usize > KEYS || here == 0 {
-                    return false;
-                }
-                tries += 1;
-                let block = rng.below(here) / LANES;
-                let filled = (here - block * LANES).min(LANES) as usize;
-                let Some(block) = blocks.get(block as usize) else {
-                    return false;
-                };
-                for lane in 0..filled {
-                    keys[n + lane] = block.0[lane].load(Ordering::Relaxed) ^ salt;
-                }
-                n += filled;
-                continue;
-            }
-            keys[at] = u64::MAX;
-            let entry = best ^ salt;
-            let slot = entry_slot(entry);
-            if used[..count].contains(&slot) || !accepts(slot) {
-                continue;
-            }
-            used[count] = slot;
-            count += 1;
-            team.picks.push(Pick {
-                slot,
-                score: entry_score(entry),
-                serves: 1 << i,
-            });
-            need -= 1;
-        }
-    }
-    if fewest < wanted {
-        team.picks.sort_by_key(|p| p.serves);
-    }
-    true
+    quick::announce(pools, wants);
+    let seed = rng.clone();
+    let Some(sample) = quick::draw::<B, T>(view, pools, wants, seed) else {
+        return false;
+    };
+    // What the exact path draws, should it be needed, must not repeat the sample's numbers.
+    rng.next_u64();
+    quick::choose(view, pools, wants, total, sample, accepts, &mut team.picks)
 }
 
 /// Decides exactly.

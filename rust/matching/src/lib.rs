@@ -28,16 +28,18 @@ mod error;
 mod exact;
 mod hint;
 mod index;
+mod quick;
 mod rcu;
 mod registry;
 mod rng;
 pub mod score;
 mod store;
 mod vocabulary;
+mod window;
 
 pub use assembly::{
-    Hall, MAX_REQUIREMENTS, MAX_TEAM, Mode, NO_AGENT, Pick, Quality, Requirement, Scratch, Shortage, Team,
-    TeamSpec,
+    Hall, MAX_REQUIREMENTS, MAX_TEAM, Mode, NO_AGENT, Pick, Prepared, Quality, Requirement, Scratch,
+    Shortage, Team, TeamSpec,
 };
 pub use bulk::Batch;
 pub use error::RegistryError;

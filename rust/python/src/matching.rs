@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use pandacore_matching::score::{rtt_code, rtt_seconds, service_code, service_seconds};
 use pandacore_matching::{
-    ALIVE, Announcement, Attributes, Batch, Config, DRAINING, MAX_REQUIREMENTS, MAX_TEAM, Mode, Quality,
-    Registry, RegistryError, Requirement, Scratch, Shortage, TRUSTED, Team, TeamSpec,
+    ALIVE, Announcement, Attributes, Batch, Config, DRAINING, MAX_REQUIREMENTS, MAX_TEAM, Mode, Prepared,
+    Quality, Registry, RegistryError, Requirement, Scratch, Shortage, TRUSTED, Team, TeamSpec,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::import_exception;
@@ -558,7 +558,6 @@ impl PyRegistry {
         };
         let inner = Arc::new(template.resolve(&self.0)?);
         Ok(PyPreparedSpec {
-            registry: Arc::clone(&self.0),
             current: Mutex::new(Arc::clone(&inner)),
             inner,
         })
@@ -574,7 +573,7 @@ impl PyRegistry {
         trusted: Option<PyReadonlyArray1<'_, u64>>,
     ) -> PyResult<PyTeam> {
         let spec = spec.get();
-        if !Arc::ptr_eq(&spec.registry, &self.0) {
+        if !Arc::ptr_eq(&spec.inner.registry, &self.0) {
             return Err(StateError::new_err(
                 "the specification was prepared for another registry",
             ));
@@ -606,6 +605,64 @@ impl PyRegistry {
         Ok((slots, complete.into_pyarray(py)))
     }
 
+    /// Nanoseconds per call of the Rust API, for benchmarks: one sample per `chunk` calls over the rows.
+    #[pyo3(signature = (capabilities, *, mode, per_capability, probes, chunk, seed))]
+    #[expect(clippy::too_many_arguments, reason = "the conditions of one measurement")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "measuring is what it is for; nothing else reads this clock"
+    )]
+    fn time_assembly<'py>(
+        &self,
+        py: Python<'py>,
+        capabilities: PyReadonlyArray2<'py, u32>,
+        mode: &str,
+        per_capability: u32,
+        probes: u32,
+        chunk: usize,
+        seed: u64,
+    ) -> PyResult<(Bound<'py, PyArray1<f64>>, f64)> {
+        let width = capabilities.as_array().dim().1;
+        let mode = self::mode(mode)?;
+        let specs: Vec<Prepared> = capabilities
+            .as_slice()?
+            .chunks_exact(width.max(1))
+            .map(|row| {
+                Prepared::from(TeamSpec {
+                    required: row
+                        .iter()
+                        .map(|&c| Requirement {
+                            any: vec![c],
+                            count: per_capability,
+                        })
+                        .collect(),
+                    mode,
+                    probes,
+                    ..TeamSpec::default()
+                })
+            })
+            .collect();
+        let (samples, members) = off_gil(py, || {
+            let mut scratch = Scratch::default();
+            let mut team = Team::default();
+            let mut samples = Vec::with_capacity(specs.len() / chunk.max(1) + 1);
+            let mut seed = seed;
+            let mut members = 0usize;
+            for group in specs.chunks(chunk.max(1)) {
+                let start = std::time::Instant::now();
+                for spec in group {
+                    seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+                    self.0
+                        .assemble_prepared(spec, None, seed, &mut scratch, &mut team);
+                    members += team.picks.len();
+                }
+                samples.push(start.elapsed().as_nanos() as f64 / group.len() as f64);
+            }
+            Ok::<_, RegistryError>((samples, members as f64 / specs.len().max(1) as f64))
+        })?;
+        Ok((samples.into_pyarray(py), members))
+    }
+
     fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let memory = self.0.memory();
         let dict = PyDict::new(py);
@@ -634,14 +691,15 @@ struct Template {
 
 /// A request resolved against one registry.
 struct Inner {
+    registry: Arc<Registry>,
     template: Template,
-    spec: TeamSpec,
+    prepared: Prepared,
     /// Some name is unknown so far; the registry knew this many then.
     unresolved: Option<u32>,
 }
 
 impl Template {
-    fn resolve(self, registry: &Registry) -> PyResult<Inner> {
+    fn resolve(self, registry: &Arc<Registry>) -> PyResult<Inner> {
         let known = registry.known_capabilities();
         let mut missing = false;
         let mut required = Vec::with_capacity(self.required.len());
@@ -687,8 +745,9 @@ impl Template {
             must_include,
         };
         Ok(Inner {
+            registry: Arc::clone(registry),
             template: self,
-            spec,
+            prepared: spec.into(),
             unresolved: missing.then_some(known),
         })
     }
@@ -696,7 +755,6 @@ impl Template {
 
 #[pyclass(frozen, name = "PreparedSpec", module = "pandacore._core")]
 pub(crate) struct PyPreparedSpec {
-    registry: Arc<Registry>,
     inner: Arc<Inner>,
     /// The last resolution, for specifications that name ids or unknown capabilities.
     current: Mutex<Arc<Inner>>,
@@ -709,39 +767,41 @@ impl PyPreparedSpec {
         {
             return Ok(Arc::clone(&self.inner));
         }
+        let registry = &self.inner.registry;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let ids = !template.exclude.is_empty() || !template.must_include.is_empty();
         if ids
             || current
                 .unresolved
-                .is_some_and(|known| known != self.registry.known_capabilities())
+                .is_some_and(|known| known != registry.known_capabilities())
         {
-            *current = Arc::new(template.clone().resolve(&self.registry)?);
+            *current = Arc::new(template.clone().resolve(registry)?);
         }
         Ok(Arc::clone(&current))
     }
 
     fn run(&self, py: Python<'_>, seed: Option<u64>, trusted: Option<&[u64]>) -> PyResult<PyTeam> {
         let inner = self.resolved()?;
-        let seed = seed.unwrap_or_else(|| self.registry.next_seed());
-        let reuses = self.registry.reuses();
+        let registry = &inner.registry;
+        let seed = seed.unwrap_or_else(|| registry.next_seed());
+        let reuses = registry.reuses();
         let mut team = Team::default();
-        let quick = inner.spec.quality == Quality::Fast && trusted.is_none();
+        let quick = inner.prepared.spec().quality == Quality::Fast && trusted.is_none();
         if quick {
             // About half a microsecond: leaving the interpreter would cost as much.
             with_scratch(|scratch| {
-                self.registry
-                    .assemble(&inner.spec, None, seed, scratch, &mut team)
+                registry.assemble_prepared(&inner.prepared, None, seed, scratch, &mut team)
             });
         } else {
             let team = &mut team;
             off_gil(py, || {
-                with_scratch(|scratch| self.registry.assemble(&inner.spec, trusted, seed, scratch, team));
+                with_scratch(|scratch| {
+                    registry.assemble_prepared(&inner.prepared, trusted, seed, scratch, team)
+                });
                 Ok::<_, RegistryError>(())
             })?;
         }
         Ok(PyTeam {
-            registry: Arc::clone(&self.registry),
             inner,
             team,
             reuses,
@@ -759,7 +819,7 @@ impl PyPreparedSpec {
 
     #[getter]
     fn wanted(&self) -> u32 {
-        self.inner.spec.total()
+        self.inner.prepared.spec().total()
     }
 
     fn __repr__(&self) -> String {
@@ -870,7 +930,6 @@ impl PyCertificate {
 
 #[pyclass(frozen, name = "Team", module = "pandacore._core")]
 pub(crate) struct PyTeam {
-    registry: Arc<Registry>,
     inner: Arc<Inner>,
     team: Team,
     reuses: u32,
@@ -883,12 +942,12 @@ impl PyTeam {
     }
 
     fn build<'py>(&self, py: Python<'py>) -> PyResult<Py<PyTuple>> {
-        let labels: Vec<Bound<'py, PyString>> = (0..self.inner.spec.required.len())
+        let labels: Vec<Bound<'py, PyString>> = (0..self.inner.prepared.spec().required.len())
             .map(|i| PyString::intern(py, &self.label(i)))
             .collect();
         let mut members = Vec::with_capacity(self.team.picks.len());
         for pick in &self.team.picks {
-            let Some(id) = self.registry.id_at(pick.slot, self.reuses) else {
+            let Some(id) = self.inner.registry.id_at(pick.slot, self.reuses) else {
                 return Err(StateError::new_err(format!(
                     "slot {} went to another agent since this team was assembled; read `members` sooner",
                     pick.slot
@@ -903,7 +962,7 @@ impl PyTeam {
                 agent_id: PyBytes::new(py, &id).unbind(),
                 slot: pick.slot,
                 capabilities: PyTuple::new(py, serves.collect::<Vec<_>>())?.unbind(),
-                load: self.registry.attributes(pick.slot).map_or(0, |a| a.load),
+                load: self.inner.registry.attributes(pick.slot).map_or(0, |a| a.load),
                 score: pick.score,
             });
         }
@@ -975,7 +1034,7 @@ impl PyTeam {
         let Some(hall) = self.team.hall else {
             return Ok(None);
         };
-        let names: Vec<String> = (0..self.inner.spec.required.len())
+        let names: Vec<String> = (0..self.inner.prepared.spec().required.len())
             .filter(|&i| hall.requirements >> i & 1 == 1)
             .map(|i| self.label(i))
             .collect();
@@ -998,7 +1057,7 @@ impl PyTeam {
 
     #[getter]
     fn mode(&self) -> &'static str {
-        match self.inner.spec.mode {
+        match self.inner.prepared.spec().mode {
             Mode::Dedicated => "dedicated",
             Mode::Consolidated => "consolidated",
         }
