@@ -10,4 +10,7 @@ from __future__ import annotations
 __all__ = ["BENCHES"]
 
 # One line per bench, in alphabetical order.
-BENCHES: dict[str, tuple[str, str]] = {}
+BENCHES: dict[str, tuple[str, str]] = {
+    "assembly": ("pandacore.bench.assembly", "put teams together, dedicated and consolidated"),
+    "registry": ("pandacore.bench.registry_bench", "load, update and memory of the registry"),
+}

@@ -72,6 +72,9 @@ class Case:
         ``"pandacore"`` for ours, otherwise the peer's name, which ``--against`` selects by.
     op : callable, optional
         One call of the operation. It is timed from outside, and the cost of the clock is taken off.
+    inputs : sequence, optional
+        ``op`` is called with these in turn, from the first to the last and over again; the same sequence for
+        all contenders makes them do the same work. Without it ``op`` takes no argument.
     timed : callable, optional
         ``timed(calls)`` makes ``calls`` calls and returns the seconds of each as a float array: for
         operations too short for Python's clock, timed in the core.
@@ -84,7 +87,8 @@ class Case:
     """
 
     name: str
-    op: Callable[[], object] | None = None
+    op: Callable[..., object] | None = None
+    inputs: Sequence[Any] | None = None
     timed: Callable[[int], NDArray[np.float64]] | None = None
     per_call: int = 1
     before: Callable[[], object] | None = None
@@ -95,6 +99,8 @@ class Case:
             raise ConfigError(f"case {self.name!r} needs exactly one of op and timed", where="Case")
         if self.per_call < 1:
             raise ConfigError(f"per_call is {self.per_call}, must be at least 1", where="Case.per_call")
+        if self.inputs is not None and (self.op is None or not self.inputs):
+            raise ConfigError(f"case {self.name!r} has inputs but nothing to do", where="Case.inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +280,7 @@ class Bench:
         blocks: dict[str, list[NDArray[np.float64]]] = {name: [] for name in names}
         for turn in range(rounds):
             for case in cases if turn % 2 == 0 else reversed(cases):
-                blocks[case.name].append(self._block(case, calls[case.name]))
+                blocks[case.name].append(self._block(case, calls[case.name], turn * calls[case.name]))
         return {name: Sample(name, np.concatenate(parts)) for name, parts in blocks.items()}
 
     def compare(
@@ -379,14 +385,14 @@ class Bench:
             if case.timed is not None:
                 case.timed(step)
             elif case.op is not None:
-                for _ in range(step):
-                    case.op()
+                for arguments in _arguments(case, calls, step):
+                    case.op(*arguments)
             calls += step
             step = min(2 * step, 4096)
         count = max(5, int(calls * block_s / elapsed) if elapsed > 0 else calls)
         return min(count, case.max_calls or count, 1_000_000)
 
-    def _block(self, case: Case, calls: int) -> NDArray[np.float64]:
+    def _block(self, case: Case, calls: int, start_at: int) -> NDArray[np.float64]:
         if case.before is not None:
             case.before()
         with _no_gc():
@@ -397,9 +403,9 @@ class Bench:
                 assert op is not None  # Case checks it
                 clock = time.perf_counter_ns
                 marks = np.empty(calls, dtype=np.int64)
-                for i in range(calls):
+                for i, arguments in enumerate(_arguments(case, start_at, calls)):
                     start = clock()
-                    op()
+                    op(*arguments)
                     marks[i] = clock() - start
                 seconds = np.maximum(marks * 1e-9 - self._clock_cost(), 1e-9)
         return seconds / case.per_call
@@ -414,6 +420,14 @@ class Bench:
                 empty.append(clock() - start)
             self._clock_cost_s = float(np.median(empty)) * 1e-9
         return self._clock_cost_s
+
+
+def _arguments(case: Case, start: int, count: int) -> list[tuple[Any, ...]]:
+    """Return the arguments of ``count`` calls; each block goes on in the inputs where the last one ended."""
+    if case.inputs is None:
+        return [()] * count
+    size = len(case.inputs)
+    return [(case.inputs[(start + i) % size],) for i in range(count)]
 
 
 @contextlib.contextmanager
@@ -611,15 +625,23 @@ def table(rows: Sequence[Row]) -> str:
             row.peer or "",
             number(row.peer_value),
             _ratio(row),
-            " ".join(
-                f"{key}={value}"
-                for key, value in row.conditions.items()
-                if key not in {"machine", "seed", "quick", "calls", "peers"}
-            ),
+            " ".join(_shown(key, value) for key, value in row.conditions.items() if _is_shown(key, value)),
         )
         for row in rows
     ]
     return columns(head, body, right={1, 2, 5, 6})
+
+
+def _is_shown(key: str, value: object) -> bool:
+    if key in {"machine", "seed", "quick", "calls", "peers"}:
+        return False
+    return value is not False if key == "fastest_peer" else True
+
+
+def _shown(key: str, value: object) -> str:
+    if value is True:
+        return key
+    return f"{key}={number(value)}" if isinstance(value, float) else f"{key}={value}"
 
 
 def _ratio(row: Row) -> str:

@@ -78,11 +78,16 @@ def bench(
         return
     from pandacore.bench.frame import Row, machine_facts, run_bench, table
 
+    said: set[str] = set()
+
     def show(row: Row) -> None:
         if as_json:
             json_line(row.as_json())
-        else:
-            note(f"  {row.metric}{'' if row.agents is None else f' at {row.agents:,}'}")
+            return
+        done = f"{row.metric}{'' if row.agents is None else f' at {row.agents:,}'}"
+        if done not in said:  # one row per peer, but one line per figure
+            said.add(done)
+            note(f"measured {done}")
 
     rows = run_bench(
         name,
