@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -12,7 +11,8 @@ import pandacore as pc
 from pandacore.demo import documents, questions
 from pandacore.demo.agents import TEAM, question_plan
 from pandacore.evals import answer_score, support_score
-from pandacore.models.types import ChatRequest
+from pandacore.models.prompts import render_documents
+from pandacore.models.types import ChatRequest, Document
 from pandacore.testing import ScriptedModel
 
 
@@ -90,15 +90,12 @@ async def test_without_documents_the_run_fails_with_the_next_step() -> None:
     assert result.failures[0].hint
 
 
-async def test_a_generative_model_sees_few_passages_by_number_and_a_strict_schema() -> None:
+async def test_a_generative_model_sees_few_passages_and_copies_labels() -> None:
     question = "In which village was the designer of the Ravenhook Bridge born?"
 
     def script(request: ChatRequest) -> Any:
-        if request.metadata["task"] == "read":
-            return {"facts": [{"document": "1", "sentence": 1}], "names": ["Tobias Rook"]}
-        titles = [d.title for d in request.documents]
-        born = titles.index("Tobias Rook") + 1
-        return {"answer": "Kelby", "evidence": [{"document": str(born), "sentence": 0}], "confidence": 0.9}
+        born = [d.title for d in request.documents].index("Tobias Rook") + 1
+        return {"answer": "Kelby", "evidence": [f"{born}.0", f"{born}.0"]}
 
     async with (
         ScriptedModel(script) as model,
@@ -108,12 +105,48 @@ async def test_a_generative_model_sees_few_passages_by_number_and_a_strict_schem
         result = await c.run(pc.Task(question, documents=documents(), plan=question_plan(question)))
         requests = list(model.requests)
     assert result.output["answer"] == "Kelby"
-    assert result.output["evidence"][0]["document"] == "tobias-rook"
+    assert [(e["document"], e["sentence"]) for e in result.output["evidence"]] == [("tobias-rook", 0)]
+    assert [request.metadata["task"] for request in requests] == ["answer"]
     for request in requests:
         assert [d.id for d in request.documents] == [str(i + 1) for i in range(len(request.documents))]
         assert len(request.documents) <= 6
         assert question in request.messages[-1].content
-        assert json.dumps(request.output.schema)  # type: ignore[union-attr]
+        labels = request.output.schema["properties"]["evidence"]["items"]["enum"]  # type: ignore[union-attr]
+        shown = render_documents(request.documents)
+        assert [f"({label})" for label in labels] == re.findall(r"^\([0-9.]+\)", shown, re.MULTILINE)
+
+
+async def test_calls_of_a_run_begin_alike_for_the_prefix_cache() -> None:
+    question = "Who was born earlier, Ilse Hartwin or Jonas Pell?"
+
+    def script(request: ChatRequest) -> Any:
+        if request.metadata["task"] == "compare":
+            return {"facts": ["1.0"], "verdict": "Jonas Pell"}
+        return {"answer": "Jonas Pell", "evidence": ["1.0"]}
+
+    async with (
+        ScriptedModel(script) as model,
+        pc.Collective.local(model=model.client, seed=1) as c,
+    ):
+        c.add(*TEAM)
+        await c.run(pc.Task(question, documents=documents(), plan=question_plan(question)))
+        compared, answered = model.requests
+    assert compared.messages[0] == answered.messages[0]
+    assert compared.documents == answered.documents
+    assert "Jonas Pell" in answered.messages[-1].content
+
+
+async def test_labels_of_long_documents_are_a_pattern_and_those_that_point_nowhere_are_left_out() -> None:
+    long = Document("long", "The Mill", tuple(f"The mill ground sack {i}." for i in range(300)))
+
+    async with (
+        ScriptedModel([{"answer": "sacks", "evidence": ["1.299", "1.300", "9.0"]}]) as model,
+        pc.Collective.local(model=model.client, seed=1) as c,
+    ):
+        c.add(*TEAM)
+        question = "What did the mill grind?"
+        result = await c.run(pc.Task(question, documents=(long,), plan=question_plan(question)))
+    assert [e["sentence"] for e in result.output["evidence"]] == [299]
 
 
 @pytest.mark.parametrize("question", [q.question for q in questions()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pandacore import errors
 from pandacore.models.backends.extractive import MAX_DOCUMENTS, ExtractiveBackend
 from pandacore.models.client import ModelClient
+from pandacore.models.prompts import render_documents
 from pandacore.models.server import ModelServer
 from pandacore.models.types import (
     ChatRequest,
@@ -143,6 +145,8 @@ def test_plans_make_do_with_fewer_capabilities(question: str, missing: int) -> N
             plan(question, names)
         return
     steps = plan(question, names)
+    if missing == 1 and question == QUESTION:
+        assert [s["capability"].split(".")[0] for s in steps] == ["retrieve", "retrieve", "answer"]
     assert {s["capability"] for s in steps} <= set(names)
     assert steps[-1]["capability"] == "answer.question"
 
@@ -220,6 +224,14 @@ def test_a_closed_schema_gets_only_its_keys() -> None:
         "additionalProperties": False,
     }
     assert json.loads(chat(request(output=JsonSchema(schema))).text) == {"answer": "Ribe"}
+
+
+def test_facts_are_labels_where_a_schema_wants_strings() -> None:
+    shown = re.findall(r"^\(([0-9.]+)\) (.*)", render_documents(DOCUMENTS), re.MULTILINE)
+    labels = {"type": "array", "items": {"type": "string", "enum": [label for label, _ in shown]}}
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}, "evidence": labels}}
+    found = json.loads(chat(request(output=JsonSchema(schema))).text)
+    assert "She was born in Ribe." in [dict(shown)[label] for label in found["evidence"]]
 
 
 def test_a_cap_cuts_and_says_so() -> None:

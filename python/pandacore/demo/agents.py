@@ -31,66 +31,73 @@ CAPABILITIES: Final = ("retrieve.passages", "read.passages", "reason.compare", "
 MAX_SENT: Final = 6
 """Most passages that are sent to the model in one call."""
 
+_MAX_LISTED: Final = 200  # labels that a schema spells out; a grammar of thousands is slow to follow
 _ANSWER_TOKENS: Final = 256
 _FIRST_HOP: Final = 3
 _SECOND_HOP: Final = 4
 
-_FACTS: Final[Mapping[str, Any]] = {
-    "type": "array",
-    "maxItems": 8,
-    "items": {
-        "type": "object",
-        "properties": {
-            "document": {"type": "string", "maxLength": 8},
-            "sentence": {"type": "integer", "minimum": 0, "maximum": 9999},
-        },
-        "required": ["document", "sentence"],
-        "additionalProperties": False,
-    },
-}
-READ_SCHEMA: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "facts": _FACTS,
-        "names": {"type": "array", "maxItems": 5, "items": {"type": "string", "maxLength": 80}},
-    },
-    "required": ["facts", "names"],
-    "additionalProperties": False,
-}
-COMPARE_SCHEMA: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {"facts": _FACTS, "verdict": {"type": "string", "maxLength": 200}},
-    "required": ["facts", "verdict"],
-    "additionalProperties": False,
-}
-ANSWER_SCHEMA: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "answer": {"type": "string", "maxLength": 300},
-        "evidence": _FACTS,
-        "confidence": {"type": "number", "minimum": 0, "maximum": 1},
-    },
-    "required": ["answer", "evidence"],
-    "additionalProperties": False,
-}
-
-_NUMBERS: Final = (
-    "Each passage has a number in square brackets, and each sentence the passage's number, a dot and its own "
-    'number: (2.0) is document "2", sentence 0.'
+# Calls of one run share this text and then the passages, so an engine with a prefix cache reads them once.
+_SYSTEM: Final = (
+    "You answer questions from numbered passages. Every sentence begins with its label in brackets."
 )
 _READ_PROMPT: Final = (
-    "You read passages for a question that needs two steps. Give the sentences that bear on the question, "
-    "and the names in them, not in the question, that lead on to the answer. " + _NUMBERS
+    "Question: {question}\n"
+    "It needs two steps. List the labels of the sentences that bear on it, and the names in them, not in the "
+    "question, that lead on to the answer.\n"
+    'Reply as {{"facts": ["1.0", "2.1"], "names": ["…"]}}'
 )
 _COMPARE_PROMPT: Final = (
-    "You compare two things by what the passages say. Give the sentences that state the compared property of "
-    "each, then the verdict: the name of one of them, or yes or no. " + _NUMBERS
+    "Question: {question}\n"
+    "List the labels of the sentences that state the compared property of each side, then the verdict: "
+    "the name of one of them, or yes or no.\n"
+    'Reply as {{"facts": ["1.0", "2.1"], "verdict": "…"}}'
 )
 _ANSWER_PROMPT: Final = (
-    "Answer the question from the passages alone. The answer is as short as it can be: a name, a date, "
-    "a number or a few words as the passages write them, or yes or no; never a sentence. Then give the "
-    "sentences that prove it. " + _NUMBERS
+    "Question: {question}\n{found}"
+    "Answer it, then list the labels of the two to four sentences that together prove the answer, from both "
+    "passages that it needs. The answer is a name, a date, a number, a few words copied from the passages, "
+    "or yes or no; never a sentence.\n"
+    'Reply as {{"answer": "…", "evidence": ["1.0", "2.1"]}}'
 )
+
+
+def _labels(documents: Sequence[Document]) -> list[str]:
+    """The labels under which models see the sentences, see `pandacore.models.prompts`."""
+    return [f"{n}.{i}" for n, d in enumerate(documents, 1) for i in range(len(d.sentences))]
+
+
+def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name != "confidence"],
+        "additionalProperties": False,
+    }
+
+
+def _facts(documents: Sequence[Document]) -> dict[str, Any]:
+    """The schema of a list of sentences. A label is copied whole: small models misread a pair of numbers."""
+    labels = _labels(documents)
+    listed = {"enum": labels} if len(labels) <= _MAX_LISTED else {"pattern": r"^[0-9]+\.[0-9]+$"}
+    return {"type": "array", "maxItems": 8, "items": {"type": "string", **listed}}
+
+
+def _read_schema(documents: Sequence[Document]) -> dict[str, Any]:
+    names = {"type": "array", "maxItems": 5, "items": {"type": "string", "maxLength": 80}}
+    return _object(facts=_facts(documents), names=names)
+
+
+def _compare_schema(documents: Sequence[Document]) -> dict[str, Any]:
+    return _object(facts=_facts(documents), verdict={"type": "string", "maxLength": 200})
+
+
+def _answer_schema(documents: Sequence[Document]) -> dict[str, Any]:
+    # The prompt does not ask for the confidence: a language model's own estimate says little.
+    return _object(
+        answer={"type": "string", "maxLength": 300},
+        evidence=_facts(documents),
+        confidence={"type": "number", "minimum": 0, "maximum": 1},
+    )
 
 
 @lru_cache(maxsize=32)
@@ -177,38 +184,35 @@ async def _passages(task: Task) -> list[Document]:
 
 
 async def _ask(
-    ctx: AgentContext, task: Task, documents: Sequence[Document], schema: Mapping[str, Any], **prompt: str
+    ctx: AgentContext,
+    task: Task,
+    documents: Sequence[Document],
+    schema: Mapping[str, Any],
+    *,
+    name: str,
+    prompt: str,
 ) -> dict[str, Any]:
     # Models see passages by number; numbered ids make every backend answer alike.
     numbered = [Document(str(i), d.title, d.sentences) for i, d in enumerate(documents, 1)]
     result = await ctx.model.generate_json(
-        [Message.system(prompt["system"]), Message.user(prompt["user"])],
+        [Message.system(_SYSTEM), Message.user(prompt)],
         schema,
         documents=numbered,
-        metadata={**task.metadata, "task": prompt["name"], "question": _question(task)},
+        metadata={**task.metadata, "task": name, "question": _question(task)},
         max_tokens=_ANSWER_TOKENS,
     )
     value: dict[str, Any] = result.value
     return value
 
 
-def _quoted(documents: Sequence[Document], facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Facts by the documents' own ids, with their text. What points nowhere is left out."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for fact in facts:
-        number = re.search(r"\d+", str(fact["document"]))
-        position = int(fact["sentence"])
-        if number is None or not 1 <= int(number.group()) <= len(documents):
-            continue
-        document = documents[int(number.group()) - 1]
-        if position < len(document.sentences):
-            found[document.id, position] = {
-                "document": document.id,
-                "title": document.title,
-                "sentence": position,
-                "text": document.sentences[position].strip(),
-            }
-    return list(found.values())
+def _quoted(documents: Sequence[Document], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Facts by the documents' own ids, with their text, each once. What points nowhere is left out."""
+    places = {f"{n}.{i}": (d, i) for n, d in enumerate(documents, 1) for i in range(len(d.sentences))}
+    found = dict.fromkeys(label for label in labels if label in places)
+    return [
+        {"document": d.id, "title": d.title, "sentence": i, "text": d.sentences[i].strip()}
+        for d, i in map(places.__getitem__, found)
+    ]
 
 
 @agent(
@@ -226,10 +230,9 @@ async def reader(task: Task, ctx: AgentContext) -> dict[str, Any]:
         ctx,
         task,
         documents,
-        READ_SCHEMA,
+        _read_schema(documents),
         name="read",
-        system=_READ_PROMPT,
-        user=f"Question: {_question(task)}",
+        prompt=_READ_PROMPT.format(question=_question(task)),
     )
     facts = _quoted(documents, value["facts"])
     if value["names"]:
@@ -252,10 +255,9 @@ async def comparer(task: Task, ctx: AgentContext) -> dict[str, Any]:
         ctx,
         task,
         documents,
-        COMPARE_SCHEMA,
+        _compare_schema(documents),
         name="compare",
-        system=_COMPARE_PROMPT,
-        user=f"Compare for this question: {_question(task)}",
+        prompt=_COMPARE_PROMPT.format(question=_question(task)),
     )
     ctx.progress(f"verdict: {value['verdict'] or 'the passages do not say'}")
     return {
@@ -277,15 +279,20 @@ async def answerer(task: Task, ctx: AgentContext) -> dict[str, Any]:
     if not documents:
         ctx.progress("no passage has anything in common with the question")
         return {"answer": "", "evidence": [], "confidence": 0.0}
-    user = f"Question: {_question(task)}"
     verdicts = [
         output["verdict"]
         for output in task.inputs.values()
         if isinstance(output, Mapping) and isinstance(output.get("verdict"), str) and output["verdict"]
     ]
-    if verdicts:
-        user += f"\nA colleague compared and found: {'; '.join(verdicts)}"
-    value = await _ask(ctx, task, documents, ANSWER_SCHEMA, name="answer", system=_ANSWER_PROMPT, user=user)
+    found = f"A colleague compared and found: {'; '.join(verdicts)}\n" if verdicts else ""
+    value = await _ask(
+        ctx,
+        task,
+        documents,
+        _answer_schema(documents),
+        name="answer",
+        prompt=_ANSWER_PROMPT.format(question=_question(task), found=found),
+    )
     return {
         "answer": value["answer"].strip(),
         "evidence": _quoted(documents, value["evidence"]),
@@ -298,10 +305,15 @@ TEAM: Final = (retriever, reader, comparer, answerer)
 
 
 def question_plan(question: str) -> Plan:
-    """The team's plan for a question by rules of its wording, as the extractive backend makes it."""
+    """A plan for a generative model, by rules of the question's wording; costs no call.
+
+    The extractive backend plans by the same rules, with a reader. Here nobody only reads: a language model
+    would take nearly as long to read as to answer, and the links between passages lead on as well.
+    """
+    members = [name for name in CAPABILITIES if name != "read.passages"]
     return Plan(
         [
             Subtask(step.id, step.capability, step.instruction, step.depends_on)
-            for step in plan_question(question, CAPABILITIES)
+            for step in plan_question(question, members)
         ]
     )

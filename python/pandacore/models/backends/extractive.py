@@ -76,7 +76,9 @@ class ExtractiveBackend(Backend):
         with confidence 0 if nothing in the documents fits. Without a JSON constraint the text is the answer
         alone.
 
-    Sentences count from 0. Token counts are estimates of word pieces.
+    Sentences count from 0. Where a schema wants a string in place of a fact's object, the fact is given by
+    its label in `pandacore.models.prompts`: ``"2.0"`` is the first sentence of the second document. Token
+    counts are estimates of word pieces.
     """
 
     name: ClassVar[str] = "extractive"
@@ -145,7 +147,7 @@ class ExtractiveBackend(Backend):
         value = work(request, _question(request, task))
         match request.output:
             case JsonSchema(schema):
-                text = json.dumps(_conform(value, schema, task), ensure_ascii=False)
+                text = json.dumps(_conform(value, schema, request, task), ensure_ascii=False)
             case JsonObject():
                 text = json.dumps(value, ensure_ascii=False)
             case _:
@@ -293,22 +295,26 @@ def _as_text(value: dict[str, Any], task: str) -> str:
     return str(value["answer"])
 
 
-def _pruned(value: Any, schema: Any) -> Any:
-    """A value without the keys that a schema does not allow, at any depth."""
+def _pruned(value: Any, schema: Any, numbers: Mapping[str, int]) -> Any:
+    """A value in the form of a schema, at any depth: no keys that it does not allow, labels for facts."""
     if not isinstance(schema, Mapping):
         return value
     if isinstance(value, dict):
+        if schema.get("type") == "string" and {"document", "sentence"} <= value.keys():
+            return f"{numbers[value['document']]}.{value['sentence']}"
         known = schema.get("properties", {})
         closed = schema.get("additionalProperties") is False
-        return {k: _pruned(v, known.get(k)) for k, v in value.items() if not closed or k in known}
+        return {k: _pruned(v, known.get(k), numbers) for k, v in value.items() if not closed or k in known}
     if isinstance(value, list):
-        return [_pruned(item, schema.get("items")) for item in value]
+        return [_pruned(item, schema.get("items"), numbers) for item in value]
     return value
 
 
-def _conform(value: dict[str, Any], schema: Mapping[str, Any], task: str) -> dict[str, Any]:
+def _conform(
+    value: dict[str, Any], schema: Mapping[str, Any], request: ChatRequest, task: str
+) -> dict[str, Any]:
     """The part of a reply that a schema asks for; refused if that does not satisfy the schema."""
-    value = _pruned(value, schema)
+    value = _pruned(value, schema, {document.id: n for n, document in enumerate(request.documents, 1)})
     try:
         validator = jsonschema_rs.validator_for(dict(schema))
     except (ValueError, jsonschema_rs.ValidationError) as error:

@@ -53,7 +53,8 @@ def fold_words(name: str) -> list[str]:
 def plan_question(question: str, capabilities: Sequence[str]) -> list[Step]:
     """Split a task into steps over the given capabilities.
 
-    A question over passages becomes retrieve, read, retrieve, answer; a comparison of two named things
+    A question over passages becomes retrieve, read, retrieve, answer (without a reader, the second search
+    goes by the links between passages alone); a comparison of two named things
     becomes two retrievals side by side, a comparison and an answer. Other tasks become a chain of the
     capabilities whose words the text uses, in the order of the text.
 
@@ -95,7 +96,11 @@ def _question_steps(question: str, capabilities: Sequence[str], retrieve: str, a
         return steps
     steps = [Step("s1", retrieve, f"Find the passages that the question names: {question}")]
     if not read:
-        return [*steps, Step("s2", answer, question, ("s1",))]
+        return [
+            *steps,
+            Step("s2", retrieve, f"Find the passages that those lead on to: {question}", ("s1",)),
+            Step("s3", answer, question, ("s2",)),
+        ]
     return [
         *steps,
         Step("s2", read, f"Read them and name what the question leads on to: {question}", ("s1",)),
