@@ -31,7 +31,7 @@ bench: $(STAMP)/dev ## run every benchmark against its peers (release build, 10^
 	@$(BIN)/pandacore bench all --agents 1000000 --json
 
 soak: $(STAMP)/dev ## the long tests: minutes, not part of `make test`
-	@$(BIN)/python -m pytest -m soak --override-ini 'addopts=-ra --import-mode=importlib'
+	@$(BIN)/python -m pytest -m soak --override-ini 'addopts=-ra --import-mode=importlib -p pandacore.testing.fixtures'
 
 proto: $(STAMP)/dev ## regenerate the gRPC code from proto/
 	@$(BIN)/python scripts/gen_proto.py

@@ -15,8 +15,6 @@ from pandacore.models.limits import forget_endpoint
 from pandacore.models.server import ModelServer
 from pandacore.testing import ChaosModel
 
-pytest_plugins = ["pandacore.testing.fixtures"]
-
 
 @asynccontextmanager
 async def _http_path(
