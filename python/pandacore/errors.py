@@ -20,6 +20,7 @@ __all__ = [
     "CorruptFile",
     "DataDirLocked",
     "DeadlineExceeded",
+    "DimensionMismatch",
     "DuplicateId",
     "DuplicateStatement",
     "Expired",
@@ -31,10 +32,12 @@ __all__ = [
     "InvalidName",
     "InvalidOutput",
     "InvalidPlan",
+    "InvalidVector",
     "LoopDetected",
     "JournalCorrupt",
     "MalformedRecord",
     "ModelError",
+    "ModelMismatch",
     "ModelNotFound",
     "ModelUnavailable",
     "NoQuorum",
@@ -58,6 +61,7 @@ __all__ = [
     "Truncated",
     "UnknownAgent",
     "UnknownCapability",
+    "UnknownId",
     "UnknownOutcome",
     "UnknownRun",
     "UnsupportedFeature",
@@ -108,6 +112,62 @@ class ConfigError(PandacoreError, ValueError):
 
 class ShapeError(PandacoreError, ValueError):
     """An array has the wrong dtype, dimension or length."""
+
+
+class DimensionMismatch(ShapeError):
+    """Vectors have another number of components than the index: ``got`` instead of ``expected``.
+
+    ``model`` is the embedding model of the index, or empty.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        expected: int = 0,
+        got: int = 0,
+        model: str = "",
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.expected = expected
+        self.got = got
+        self.model = model
+
+
+class InvalidVector(PandacoreError, ValueError):
+    """Vectors with NaN, infinity or only zeros. ``rows`` are the first of their row numbers, ``count`` all."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rows: tuple[int, ...] = (),
+        count: int = 0,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.rows = rows
+        self.count = count
+
+
+class ModelMismatch(PandacoreError, ValueError):
+    """Vectors of one embedding model met those of another: ``got`` instead of ``expected``."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        expected: str = "",
+        got: str = "",
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.expected = expected
+        self.got = got
 
 
 class StateError(PandacoreError, RuntimeError):
@@ -198,6 +258,12 @@ class UnknownAgent(PandacoreError, KeyError):
 
 class UnknownCapability(PandacoreError, KeyError):
     """The name cannot be resolved to exactly one capability of the registry."""
+
+    __str__ = PandacoreError.__str__
+
+
+class UnknownId(PandacoreError, KeyError):
+    """The index has no vector of this id."""
 
     __str__ = PandacoreError.__str__
 
