@@ -546,7 +546,7 @@ impl Graph {
     /// rotting). Readers go on meanwhile. Afterwards no row of a live slot has a link to a dead one.
     pub(super) fn consolidate(&self, store: &Store, slots: usize, work: &mut Work) {
         for slot in 0..slots as u32 {
-            if !has_slot(store, slot) || store.dead(slot) {
+            if !store.present(slot) || store.dead(slot) {
                 continue;
             }
             self.repair(store, 0, slot, work);
@@ -556,7 +556,7 @@ impl Graph {
         }
         if self.entry().is_some_and(|(slot, _)| store.dead(slot)) {
             let best = (0..slots as u32)
-                .filter(|&slot| has_slot(store, slot) && !store.dead(slot))
+                .filter(|&slot| store.present(slot) && !store.dead(slot))
                 .map(|slot| (self.level(slot) as u64 + 1) << 32 | u64::from(slot))
                 .max();
             self.entry.store(best.unwrap_or(0), Ordering::Release);
@@ -606,16 +606,62 @@ impl Graph {
         rewrite(row, &kept);
     }
 
+    // -- the file
+
+    pub(super) fn packed_entry(&self) -> u64 {
+        self.entry.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_packed_entry(&self, entry: u64, present: impl Fn(u32) -> bool) -> Result<(), String> {
+        let slot = entry as u32;
+        if entry != 0 && (!present(slot) || (entry >> 32) as usize != self.level(slot) + 1) {
+            return Err("the entry of the graph is no vector".into());
+        }
+        self.entry.store(entry, Ordering::Release);
+        Ok(())
+    }
+
+    /// Appends the rows of a slot, each after its length.
+    pub(super) fn write_rows(&self, slot: u32, out: &mut Vec<u8>) {
+        for level in 0..=self.level(slot) {
+            let row = links(self.row(level, slot));
+            out.extend((row.len() as u32).to_le_bytes());
+            row.iter().for_each(|link| out.extend(link.load(Ordering::Relaxed).to_le_bytes()));
+        }
+    }
+
+    /// Reads what [`write_rows`](Self::write_rows) wrote, number by number; links must lead to slots that are
+    /// `present` and have the level.
+    pub(super) fn read_rows(
+        &self,
+        slot: u32,
+        mut next: impl FnMut() -> Result<u32, String>,
+        present: impl Fn(u32) -> bool,
+    ) -> Result<(), String> {
+        for level in 0..=self.level(slot) {
+            let row = self.row(level, slot);
+            let len = next()?;
+            if len as usize >= row.len() {
+                return Err(format!("a row has {len} links"));
+            }
+            for link in &row[1..=len as usize] {
+                let to = next()?;
+                if to == slot || !present(to) || self.level(to) < level {
+                    return Err(format!("a link leads to {to}, which is no vector of its level"));
+                }
+                link.store(to, Ordering::Relaxed);
+            }
+            row[0].store(len, Ordering::Release);
+        }
+        Ok(())
+    }
+
     /// Empties the rows of a slot that no row links to any more.
     pub(super) fn clear(&self, slot: u32) {
         for level in 0..=self.level(slot) {
             self.row(level, slot)[0].store(0, Ordering::Release);
         }
     }
-}
-
-fn has_slot(store: &Store, slot: u32) -> bool {
-    store.present_word(slot as usize / 64) >> (slot % 64) & 1 != 0
 }
 
 /// Replaces the links of a row under its readers.

@@ -517,9 +517,14 @@ impl SemanticIndex {
     /// # Errors
     /// [`BrokerError::HalfFailed`].
     pub fn consolidate(&self) -> Result<(), BrokerError> {
+        self.consolidated().map(drop)
+    }
+
+    /// The writer's lock, with the graph free of removed vectors.
+    pub(super) fn consolidated(&self) -> Result<MutexGuard<'_, Writer>, BrokerError> {
         let mut writer = self.write_lock()?;
         self.consolidate_with(&mut writer);
-        Ok(())
+        Ok(writer)
     }
 
     /// Shows a write: `change` edits the table of ids and reports the slots that are dead from now on.
@@ -591,7 +596,7 @@ impl SemanticIndex {
     /// Slots of live vectors with their ids, for the file; the caller holds the writer's lock.
     pub(super) fn restore(&self, slots: usize, free: Vec<u32>, writer: &mut Writer) {
         let mut map = self.ids.write().unwrap_or_else(PoisonError::into_inner);
-        for slot in (0..slots as u32).filter(|&slot| self.store.present_word(slot as usize / 64) >> (slot % 64) & 1 != 0) {
+        for slot in (0..slots as u32).filter(|&slot| self.store.present(slot)) {
             map.set(self.store.label(slot), slot, |slot| self.store.label(slot));
         }
         self.live.store(map.len(), Ordering::Release);

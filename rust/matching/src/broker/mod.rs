@@ -21,6 +21,7 @@ mod ids;
 mod index;
 mod kernels;
 mod memory;
+mod persist;
 mod planner;
 mod rotate;
 mod scan;

@@ -472,6 +472,11 @@ impl Store {
         self.present.cell(group)[0].load(Ordering::Acquire)
     }
 
+    #[inline]
+    pub(super) fn present(&self, slot: u32) -> bool {
+        self.present_word(slot as usize / 64) >> (slot % 64) & 1 != 0
+    }
+
     pub(super) fn set_flag(&self, flag: usize, slot: u32, value: bool) {
         set_bit(&self.flags[flag], slot, value);
     }
