@@ -21,6 +21,7 @@
 //! # Ok::<(), pandacore_matching::RegistryError>(())
 //! ```
 mod assembly;
+pub mod broker;
 mod bulk;
 mod cover;
 mod dedicated;
