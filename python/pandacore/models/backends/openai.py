@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -67,6 +68,7 @@ _MAX_BODY: Final = 4 * 1024 * 1024
 _MAX_EMBED_BODY: Final = 64 * 1024 * 1024
 """Vectors as JSON text take about six times their size in bytes."""
 _ERROR_TEXT: Final = 400
+_ERROR_BODY: Final = 65_536
 _CAPABILITIES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
 _FINISH: Final = {
     "stop": FinishReason.STOP,
@@ -140,6 +142,8 @@ class OpenAIBackend(Backend):
         self._options = options or OpenAIOptions()
         self._model = model or ""
         self._base_url, self._user = _split_userinfo(base_url)
+        # The password alone is a secret as well: a server may quote it without the user's name.
+        self._password = Secret(self._user.reveal().partition(":")[2]) if self._user else None
         self._key = api_key
         self.concurrency = self._options.concurrency
         self._constraints = tuple(filter(None, self._options.structured_output.replace(" ", "").split(",")))
@@ -203,7 +207,7 @@ class OpenAIBackend(Backend):
     def _user_pair(self) -> tuple[str, str]:
         assert self._user is not None
         name, _, word = self._user.reveal().partition(":")
-        return name, word
+        return unquote(name), unquote(word)
 
     async def aclose(self) -> None:
         http, self._http = self._http, None
@@ -464,7 +468,11 @@ class OpenAIBackend(Backend):
             if size > limit:
                 raise self._too_large(max(size, int(response.headers.get("content-length") or 0)), limit)
             parts.append(part)
-        return b"".join(parts)
+        raw = b"".join(parts)
+        if response.status_code != 200:
+            # At once, so that not even a traceback with local variables can show what it quotes.
+            return redact(raw[:_ERROR_BODY].decode("utf-8", "replace")).encode()
+        return raw
 
     def _too_large(self, size: int, limit: int) -> PayloadTooLarge:
         return PayloadTooLarge(
@@ -659,7 +667,7 @@ def _usage(data: Mapping[str, Any]) -> Usage | None:
 
 def _error_text(raw: bytes) -> tuple[str, str]:
     """(message, code) of an error body, redacted and short."""
-    text = raw[:65_536].decode("utf-8", "replace")
+    text = raw[:_ERROR_BODY].decode("utf-8", "replace")
     message, code = text, ""
     try:
         data = json.loads(text)
