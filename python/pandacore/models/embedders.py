@@ -53,7 +53,7 @@ _COMMON: Final = frozenset(
 
 
 class HashingEmbedder:
-    """Feature hashing of words, word pairs and character trigrams: offline, deterministic, no weights.
+    """Feature hashing of words, word pairs, beginnings and trigrams of words: offline, deterministic, no weights.
 
     What it is: a bag of surface features. It finds texts that share words, stems or spellings, in any
     language that writes words with letters. What it is not: it knows no synonyms, so *car* and *automobile*
@@ -137,10 +137,12 @@ def _features(text: str) -> dict[str, float]:
         weight = 0.1 if word in _COMMON else min(1.5, 0.5 + len(word) / 8)
         add(f"w:{word}", weight)
         if word not in _COMMON:
+            # Beginnings carry the stem and endings the inflection, so the weight falls along the word.
+            for length in range(4, min(len(word), 8)):
+                add(f"s:{word[:length]}", 0.45 * weight)
             padded = f"<{word}>"
-            share = weight / (max(1, len(padded) - 2)) ** 0.5
             for start in range(max(1, len(padded) - 2)):
-                add(f"c:{padded[start : start + 3]}", 0.7 * share)
+                add(f"c:{padded[start : start + 3]}", 0.4 * weight / (1 + start))
     content = [word for word in words if word not in _COMMON]
     for left, right in itertools.pairwise(content):
         add(f"p:{left} {right}", 0.5)

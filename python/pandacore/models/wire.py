@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final
 
 from pandacore.errors import InvalidOutput, ProtocolError
 from pandacore.models.strict_json import parse_strict
@@ -31,6 +28,10 @@ from pandacore.models.types import (
     Usage,
 )
 from pandacore.rpc.v1 import model_pb2 as pb
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "documents_from_pb",
@@ -321,6 +322,8 @@ def info_from_pb(info: pb.ModelInfo) -> ModelInfo:
 
 def vectors_to_bytes(vectors: NDArray[np.float32]) -> bytes:
     """Row-major little-endian float32."""
+    import numpy as np  # only now: it would be a third of a model server's start
+
     return np.ascontiguousarray(vectors, dtype="<f4").tobytes()
 
 
@@ -337,6 +340,8 @@ def vectors_from_bytes(data: bytes, count: int, dimension: int) -> NDArray[np.fl
             f"{len(data)} bytes are no {count} vectors of dimension {dimension}",
             where="EmbedResponse.vectors",
         )
+    import numpy as np
+
     vectors = np.frombuffer(data, dtype="<f4").reshape(count, dimension).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise ProtocolError("an embedding has values that are not finite", where="EmbedResponse.vectors")
