@@ -78,7 +78,7 @@ class BoundModel:
         stream = self._client.chat_stream(
             request, deadline_s=self._deadline_s(deadline_s), budget=self._ledger
         )
-        async with aclosing(stream):  # type: ignore[type-var]
+        async with aclosing(stream):
             async for delta in stream:
                 if delta.result is not None:
                     self._spent(delta.result.usage)
