@@ -5,8 +5,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1, PyReadonlyArray2};
 use pandacore_trust::{
     AgentId, Certificate, Genesis, Graph, KeyError, KeyPair, Ledger, Limits, Quota, Rating, Record, Refusal,
-    Report, Revocation, SIGNATURE_LEN, Scratch, SetSpec, Walk, Web, advogato, distance, flow, reach,
-    reach_sizes, reach_threshold, reach_threshold_sizes, witness,
+    Report, Revocation, SIGNATURE_LEN, Scratch, SetSpec, Threshold, Walk, Web, advogato, distance, flow,
+    reach, reach_sizes, reach_threshold, reach_threshold_sizes, witness,
 };
 use pyo3::import_exception;
 use pyo3::prelude::*;
@@ -836,7 +836,7 @@ impl PyTrust {
     ) -> Result<usize, BindingError> {
         let walk = packed(max_depth, flags);
         self.search(py, &[anchor], |ledger, scratch| {
-            reach(ledger.web().graph(), scratch, &[anchor], walk).0.len()
+            reach(ledger.web().graph(), scratch, &[anchor], walk, None).len()
         })
     }
 
@@ -850,8 +850,11 @@ impl PyTrust {
     ) -> Result<(Bound<'py, PyArray1<u32>>, Vec<usize>), BindingError> {
         let walk = packed(max_depth, flags);
         let (nodes, ends) = self.search(py, &anchors, |ledger, scratch| {
-            let (nodes, ends) = reach(ledger.web().graph(), scratch, &anchors, walk);
-            (nodes.to_vec(), ends)
+            let mut ends = Vec::new();
+            (
+                reach(ledger.web().graph(), scratch, &anchors, walk, Some(&mut ends)).to_vec(),
+                ends,
+            )
         })?;
         Ok((nodes.into_pyarray(py), ends))
     }
@@ -866,9 +869,9 @@ impl PyTrust {
         max_depth: Option<u32>,
     ) -> Result<(Bound<'py, PyArray1<u32>>, Vec<usize>), BindingError> {
         let (nodes, ends) = self.search(py, &anchors, |ledger, scratch| {
-            let graph = ledger.web().graph();
-            let (nodes, ends) =
-                reach_threshold(graph, scratch, &anchors, threshold, anchor_weight, max_depth);
+            let rule = Threshold::new(threshold, anchor_weight, max_depth);
+            let mut ends = Vec::new();
+            let nodes = reach_threshold(ledger.web().graph(), scratch, &anchors, rule, Some(&mut ends));
             (nodes.to_vec(), ends)
         })?;
         Ok((nodes.into_pyarray(py), ends))
@@ -894,7 +897,7 @@ impl PyTrust {
             let ledger = self.read();
             let graph = ledger.web().graph();
             Self::known(graph, anchors)?;
-            let rule = (threshold, anchor_weight, walk.max_depth);
+            let rule = Threshold::new(threshold, anchor_weight, walk.max_depth);
             Ok::<_, BindingError>(if threshold > 1 {
                 reach_threshold_sizes(graph, anchors, rule, mask, threads)
             } else {

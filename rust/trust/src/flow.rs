@@ -127,8 +127,8 @@ pub fn advogato(graph: &Graph, seeds: &[u32], capacities: &[u32]) -> Vec<u32> {
         mutual: false,
         members_only: false,
     };
-    let (nodes, ends) = crate::search::reach(graph, &mut scratch, seeds, walk);
-    let nodes = nodes.to_vec();
+    let mut ends = Vec::new();
+    let nodes = crate::search::reach(graph, &mut scratch, seeds, walk, Some(&mut ends)).to_vec();
     let mut places = vec![u32::MAX; graph.nodes()];
     for (place, &node) in nodes.iter().enumerate() {
         places[node as usize] = place as u32;

@@ -131,11 +131,14 @@ pub struct Graph {
     first_in: HashMap<u32, u32, BuildHasherDefault<IndexHasher>>,
     limits: HashMap<u32, (u8, u8), BuildHasherDefault<IndexHasher>>,
     flags: Vec<u8>,
+    /// Nodes that are not void, as bits; a bit per node stays in the nearest cache where a byte would not.
+    open: Vec<u64>,
+    /// Members that are not void, as bits.
+    open_members: Vec<u64>,
     retired: BTreeMap<u32, u32>,
     now: u32,
     /// Seconds for which an arc still supports membership after it ended; arcs are kept as long.
     grace: u32,
-    live_bound: usize,
     agenda: Vec<(u32, u32)>,
     near: BinaryHeap<Reverse<(u32, u32)>>,
     /// Every boundary up to and including this time is in `agenda` or `near`.
@@ -156,10 +159,11 @@ impl Graph {
             first_in: HashMap::default(),
             limits: HashMap::default(),
             flags: Vec::new(),
+            open: Vec::new(),
+            open_members: Vec::new(),
             retired: BTreeMap::new(),
             now,
             grace,
-            live_bound: 0,
             agenda: Vec::new(),
             near: BinaryHeap::new(),
             horizon: u32::MAX,
@@ -201,6 +205,7 @@ impl Graph {
             + (self.first_out.capacity() + self.first_in.capacity()) * 9
             + self.limits.capacity() * 8
             + self.flags.capacity()
+            + (self.open.capacity() + self.open_members.capacity()) * 8
             + self.agenda.capacity() * 8
             + self.near.capacity() * 8
             + self.retired.len() * 16
@@ -208,8 +213,14 @@ impl Graph {
 
     /// Adds nodes up to `count`.
     pub fn grow(&mut self, count: usize) {
-        if count > self.flags.len() {
+        let old = self.flags.len();
+        if count > old {
             self.flags.resize(count, 0);
+            self.open.resize(count.div_ceil(64), 0);
+            self.open_members.resize(count.div_ceil(64), 0);
+            for node in old..count {
+                self.open[node / 64] |= 1 << (node % 64);
+            }
         }
     }
 
@@ -221,6 +232,25 @@ impl Graph {
     pub(crate) fn set_flag(&mut self, node: u32, flag: u8, on: bool) {
         let flags = &mut self.flags[node as usize];
         *flags = if on { *flags | flag } else { *flags & !flag };
+        let (word, bit) = (node as usize / 64, 1 << (node % 64));
+        let (open, member) = (*flags & VOID == 0, *flags & MEMBER != 0);
+        self.open[word] = if open {
+            self.open[word] | bit
+        } else {
+            self.open[word] & !bit
+        };
+        let both = &mut self.open_members[word];
+        *both = if open && member { *both | bit } else { *both & !bit };
+    }
+
+    /// Nodes that a search may enter, as bits.
+    #[inline]
+    pub(crate) fn enterable(&self, members_only: bool) -> &[u64] {
+        if members_only {
+            &self.open_members
+        } else {
+            &self.open
+        }
     }
 
     /// True when a depth limit below [`UNLIMITED`] or a partial amount is stored somewhere.
@@ -409,7 +439,6 @@ impl Graph {
         for flags in &mut self.flags {
             *flags &= !(HAS_OUT | HAS_IN);
         }
-        self.live_bound = total;
         self.refill();
     }
 

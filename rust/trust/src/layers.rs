@@ -9,7 +9,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::certificate::UNLIMITED;
-use crate::graph::{Graph, MEMBER, Seen, VOID};
+use crate::graph::{COMPROMISED, Graph, MEMBER, Seen, VOID};
+use crate::search::{Scratch, Threshold, Walk, reach, reach_threshold};
 
 /// Layer of a node that is not reached.
 pub const UNREACHED: u32 = u32::MAX;
@@ -80,9 +81,60 @@ impl LayerSet {
             behind: Vec::new(),
             changed: Vec::new(),
         };
-        let anchors = set.spec.anchors.clone();
-        set.repair(graph, anchors.into_iter());
+        if set.plain(graph) {
+            set.fill(graph);
+        } else {
+            let anchors = set.spec.anchors.clone();
+            set.repair(graph, anchors.into_iter());
+        }
         set
+    }
+
+    /// True when a search in order of layers gives the set: nothing depends on more than counting certificates.
+    fn plain(&self, graph: &Graph) -> bool {
+        let spec = &self.spec;
+        let counts = !spec.mutual && !spec.members_only && spec.threshold <= 255 && spec.anchor_weight <= 255;
+        (self.leniency.membership || !graph.has_limits()) && (counts || spec.threshold <= 1)
+    }
+
+    /// Computes the set by a search; several times faster than repairing an empty one.
+    fn fill(&mut self, graph: &Graph) {
+        let mut scratch = Scratch::default();
+        let mut ends = Vec::new();
+        let spec = &self.spec;
+        let nodes = if spec.threshold <= 1 && !self.leniency.membership {
+            let walk = Walk {
+                max_depth: spec.max_depth,
+                mutual: spec.mutual,
+                members_only: spec.members_only,
+            };
+            reach(graph, &mut scratch, &spec.anchors, walk, Some(&mut ends))
+        } else {
+            let rule = if self.leniency.membership {
+                Threshold::for_membership(spec.threshold, self.hidden())
+            } else {
+                Threshold::new(spec.threshold, spec.anchor_weight, spec.max_depth)
+            };
+            reach_threshold(graph, &mut scratch, &spec.anchors, rule, Some(&mut ends))
+        };
+        self.layers = vec![UNREACHED; graph.nodes()];
+        let mut start = 0;
+        for (layer, &end) in (0u32..).zip(&ends) {
+            for &node in &nodes[start..end] {
+                self.layers[node as usize] = layer;
+            }
+            start = end;
+        }
+        self.reached = nodes.len();
+        self.version += 1;
+    }
+
+    fn hidden(&self) -> u8 {
+        if self.leniency.before_expulsion {
+            COMPROMISED
+        } else {
+            VOID
+        }
     }
 
     /// What the set holds.
@@ -240,8 +292,8 @@ impl LayerSet {
         let mut votes = std::mem::take(&mut self.votes);
         votes.clear();
         self.each_vote(graph, node, |voter, vote| votes.push((voter, vote)));
-        if self.spec.mutual {
-            // Two agents that certified each other are one voter.
+        if self.spec.mutual || (self.leniency.membership && graph.grace() > 0) {
+            // Two agents that certified each other are one voter, as is one whose certificate was renewed in grace.
             votes.sort_unstable();
             votes.dedup_by_key(|vote| vote.0);
         }

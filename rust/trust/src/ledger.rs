@@ -399,8 +399,15 @@ impl Ledger {
     /// The certificate issuer → subject that counts now, encoded, if it is signed.
     #[must_use]
     pub fn live_record(&self, issuer: u32, subject: u32) -> Option<Vec<u8>> {
-        let live = self.live_certificates(subject).into_iter().find(|live| live.issuer == issuer)?;
-        let held = self.certs.get(&(issuer, subject))?.iter().find(|cert| cert.id == live.id)?;
+        let live = self
+            .live_certificates(subject)
+            .into_iter()
+            .find(|live| live.issuer == issuer)?;
+        let held = self
+            .certs
+            .get(&(issuer, subject))?
+            .iter()
+            .find(|cert| cert.id == live.id)?;
         self.certificate(issuer, subject, held).map(|cert| cert.encode())
     }
 
@@ -410,7 +417,10 @@ impl Ledger {
         let now = self.web.graph().now();
         let window = self.quota.map_or(0, |quota| quota.window);
         let takes = |cert: &Held| cert.from <= now && now < cert.until && cert.until - cert.from >= window;
-        self.certs.range((issuer, 0)..=(issuer, u32::MAX)).filter(|(_, held)| held.iter().any(takes)).count()
+        self.certs
+            .range((issuer, 0)..=(issuer, u32::MAX))
+            .filter(|(_, held)| held.iter().any(takes))
+            .count()
     }
 
     /// SHA-256 over the ids of all stored statements in order: equal on hosts that know the same.

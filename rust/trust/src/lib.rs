@@ -26,6 +26,6 @@ pub use reputation::{
     SecondHand, Standing,
 };
 pub use search::{
-    Scratch, Walk, distance, reach, reach_sizes, reach_threshold, reach_threshold_sizes, witness,
+    Scratch, Threshold, Walk, distance, reach, reach_sizes, reach_threshold, reach_threshold_sizes, witness,
 };
 pub use web::{Membership, Web};

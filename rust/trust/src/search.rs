@@ -26,65 +26,93 @@ impl Walk {
     }
 }
 
-/// Working memory of searches, reused between them: 8 bytes a node, plus 2 once a threshold search is made.
+/// A set of nodes as bits that is emptied by naming what was put in.
+#[derive(Default)]
+struct Marks(Vec<u64>);
+
+impl Marks {
+    #[inline]
+    fn has(&self, node: u32) -> bool {
+        self.0[node as usize / 64] >> (node % 64) & 1 == 1
+    }
+
+    #[inline]
+    fn add(&mut self, node: u32) {
+        self.0[node as usize / 64] |= 1 << (node % 64);
+    }
+
+    fn clear(&mut self, nodes: &[u32]) {
+        if nodes.len() > self.0.len() {
+            self.0.fill(0);
+        } else {
+            for &node in nodes {
+                self.0[node as usize / 64] = 0;
+            }
+        }
+    }
+}
+
+/// Working memory of searches, reused between them: two bits a node and what a search reached; one byte a node
+/// more once a threshold search is made.
 #[derive(Default)]
 pub struct Scratch {
-    epoch: u32,
-    ahead: Vec<u32>,
-    behind: Vec<u32>,
-    votes: Vec<u16>,
+    ahead: Marks,
+    behind: Marks,
+    votes: Vec<u8>,
+    asked: Vec<u32>,
     queue: Vec<u32>,
     back_queue: Vec<u32>,
 }
 
 impl Scratch {
     fn begin(&mut self, nodes: usize) {
-        if self.ahead.len() < nodes {
-            self.ahead.resize(nodes, 0);
-            self.behind.resize(nodes, 0);
-        }
-        self.epoch = self.epoch.wrapping_add(1);
-        if self.epoch == 0 {
-            self.ahead.fill(0);
-            self.behind.fill(0);
-            self.epoch = 1;
-        }
+        self.ahead.clear(&self.queue);
+        self.behind.clear(&self.back_queue);
         self.queue.clear();
         self.back_queue.clear();
+        let words = nodes.div_ceil(64);
+        if self.ahead.0.len() < words {
+            self.ahead.0.resize(words, 0);
+            self.behind.0.resize(words, 0);
+        }
     }
 }
 
-/// Nodes reached from `anchors` (which come first), in order of distance, with the end of each layer.
+fn is_open(bits: &[u64], node: u32) -> bool {
+    bits[node as usize / 64] >> (node % 64) & 1 == 1
+}
+
+/// Nodes reached from `anchors` (which come first), in order of distance; `ends` gets the end of each layer.
 ///
-/// Depth limits of single certificates are obeyed.
+/// Depth limits of single certificates are not looked at: for graphs that have some, use [`crate::LayerSet`].
 pub fn reach<'a>(
     graph: &Graph,
     scratch: &'a mut Scratch,
     anchors: &[u32],
     walk: Walk,
-) -> (&'a [u32], Vec<usize>) {
+    ends: Option<&mut Vec<usize>>,
+) -> &'a [u32] {
     scratch.begin(graph.nodes());
-    let (now, needs, epoch) = (graph.now(), walk.needs(), scratch.epoch);
+    let now = graph.now();
+    let enterable = graph.enterable(walk.members_only);
     let Scratch { ahead, queue, .. } = scratch;
     for &anchor in anchors {
-        if graph.flags(anchor) & VOID == 0 && ahead[anchor as usize] != epoch {
-            ahead[anchor as usize] = epoch;
+        if graph.flags(anchor) & VOID == 0 && !ahead.has(anchor) {
+            ahead.add(anchor);
             queue.push(anchor);
         }
     }
-    let mut ends = vec![queue.len()];
+    let mut layers = Layers::new(ends, queue.len());
     let mut start = 0;
-    while start < queue.len() && (ends.len() as u32) <= walk.limit() {
+    let mut steps = 0;
+    while start < queue.len() && steps < walk.limit() {
         let end = queue.len();
         for at in start..end {
             let node = queue[at];
             let mut see = |seen: Seen| {
-                if seen.live(now) && ahead[seen.node as usize] != epoch {
-                    let flags = graph.flags(seen.node);
-                    if flags & needs == needs && flags & VOID == 0 {
-                        ahead[seen.node as usize] = epoch;
-                        queue.push(seen.node);
-                    }
+                if seen.live(now) && is_open(enterable, seen.node) && !ahead.has(seen.node) {
+                    ahead.add(seen.node);
+                    queue.push(seen.node);
                 }
             };
             graph.each_out(node, &mut see);
@@ -92,71 +120,145 @@ pub fn reach<'a>(
                 graph.each_in(node, &mut see);
             }
         }
-        if queue.len() == end {
-            break;
-        }
         start = end;
-        ends.push(queue.len());
+        steps += 1;
+        layers.close(queue.len());
     }
-    (&scratch.queue, ends)
+    queue
 }
 
-/// Nodes that the threshold rule accepts from `anchors`, in order of layer, with the end of each layer.
+/// Collects the ends of layers, if anybody wants them.
+struct Layers<'a>(Option<&'a mut Vec<usize>>);
+
+impl<'a> Layers<'a> {
+    fn new(mut ends: Option<&'a mut Vec<usize>>, anchors: usize) -> Self {
+        if let Some(ends) = &mut ends {
+            ends.clear();
+            ends.push(anchors);
+        }
+        Self(ends)
+    }
+
+    fn close(&mut self, end: usize) {
+        if let Some(ends) = &mut self.0
+            && ends.last().is_none_or(|&last| last < end)
+        {
+            ends.push(end);
+        }
+    }
+}
+
+/// Nodes that the threshold rule accepts from `anchors`, in order of layer; `ends` gets the end of each layer.
 ///
-/// Only for graphs without depth limits on single certificates; [`crate::LayerSet`] has the general rule.
+/// Depth limits of single certificates are not looked at: for graphs that have some, use [`crate::LayerSet`].
 pub fn reach_threshold<'a>(
     graph: &Graph,
     scratch: &'a mut Scratch,
     anchors: &[u32],
-    threshold: u32,
-    anchor_weight: u32,
-    max_depth: Option<u32>,
-) -> (&'a [u32], Vec<usize>) {
+    rule: Threshold,
+    ends: Option<&mut Vec<usize>>,
+) -> &'a [u32] {
     scratch.begin(graph.nodes());
-    scratch.votes.resize(scratch.ahead.len(), 0);
-    let (now, epoch, limit) = (graph.now(), scratch.epoch, max_depth.unwrap_or(u32::MAX));
     let Scratch {
         ahead,
-        behind,
         votes,
+        asked,
         queue,
         ..
     } = scratch;
+    votes.resize(graph.nodes().max(votes.len()), 0);
+    let now = graph.now();
+    let grace = if rule.grace { graph.grace() } else { 0 };
+    // A pair's spans are disjoint, but with grace an ended one and its successor may both count: one voter.
+    let mut last_voter = if grace > 0 {
+        vec![u32::MAX; graph.nodes()]
+    } else {
+        Vec::new()
+    };
     for &anchor in anchors {
-        if graph.flags(anchor) & VOID == 0 && ahead[anchor as usize] != epoch {
-            ahead[anchor as usize] = epoch;
+        if graph.flags(anchor) & rule.hidden == 0 && !ahead.has(anchor) {
+            ahead.add(anchor);
             queue.push(anchor);
         }
     }
-    let mut ends = vec![queue.len()];
-    let mut start = 0;
-    while start < queue.len() && (ends.len() as u32) <= limit {
+    let needed = rule.certifiers.clamp(1, 255) as u8;
+    let limit = rule.max_depth.unwrap_or(u32::MAX);
+    let mut layers = Layers::new(ends, queue.len());
+    let (mut start, mut steps) = (0, 0);
+    while start < queue.len() && steps < limit {
         let end = queue.len();
-        let weight = if start == 0 { anchor_weight.max(1) } else { 1 };
+        let weight = if steps == 0 {
+            rule.anchor_weight.clamp(1, 255) as u8
+        } else {
+            1
+        };
         for at in start..end {
             let node = queue[at];
             graph.each_out(node, |seen| {
                 let to = seen.node as usize;
-                if seen.live(now) && ahead[to] != epoch && graph.flags(seen.node) & VOID == 0 {
-                    if behind[to] != epoch {
-                        behind[to] = epoch;
-                        votes[to] = 0;
+                if seen.live_with_grace(now, grace) && !ahead.has(seen.node) {
+                    if let Some(last) = last_voter.get_mut(to)
+                        && std::mem::replace(last, node) == node
+                    {
+                        return;
                     }
-                    votes[to] = votes[to].saturating_add(weight.min(u32::from(u16::MAX)) as u16);
-                    if u32::from(votes[to]) >= threshold {
-                        ahead[to] = epoch;
+                    if votes[to] == 0 {
+                        asked.push(seen.node);
+                    }
+                    votes[to] = votes[to].saturating_add(weight);
+                    if votes[to] >= needed && graph.flags(seen.node) & rule.hidden == 0 {
+                        ahead.add(seen.node);
                         queue.push(seen.node);
                     }
                 }
             });
         }
-        if queue.len() == end {
-            break;
-        }
         start = end;
-        ends.push(queue.len());
+        steps += 1;
+        layers.close(queue.len());
     }
-    (&scratch.queue, ends)
+    for node in asked.drain(..) {
+        votes[node as usize] = 0;
+    }
+    queue
+}
+
+/// The threshold rule as a search follows it: only along certificates, at most 255 certifiers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Threshold {
+    /// Certifiers needed (t), 1 to 255.
+    pub certifiers: u32,
+    /// Votes of an anchor.
+    pub anchor_weight: u32,
+    /// Largest layer; `None` for no limit.
+    pub max_depth: Option<u32>,
+    grace: bool,
+    hidden: u8,
+}
+
+impl Threshold {
+    /// The rule for trusted sets.
+    #[must_use]
+    pub fn new(certifiers: u32, anchor_weight: u32, max_depth: Option<u32>) -> Self {
+        Self {
+            certifiers,
+            anchor_weight,
+            max_depth,
+            grace: false,
+            hidden: VOID,
+        }
+    }
+
+    /// As membership has it: with grace, and blind to some flags only.
+    pub(crate) fn for_membership(certifiers: u32, hidden: u8) -> Self {
+        Self {
+            certifiers,
+            anchor_weight: 1,
+            max_depth: None,
+            grace: true,
+            hidden,
+        }
+    }
 }
 
 /// Length of the shortest accepted chain from `anchor` to `target`, if there is one.
@@ -181,7 +283,8 @@ pub fn distance(graph: &Graph, scratch: &mut Scratch, anchor: u32, target: u32, 
         return Some(ends.len() as u32);
     }
     scratch.begin(graph.nodes());
-    let (now, epoch) = (graph.now(), scratch.epoch);
+    let now = graph.now();
+    let enterable = graph.enterable(walk.members_only);
     let Scratch {
         ahead,
         behind,
@@ -189,20 +292,21 @@ pub fn distance(graph: &Graph, scratch: &mut Scratch, anchor: u32, target: u32, 
         back_queue,
         ..
     } = scratch;
-    ahead[anchor as usize] = epoch;
-    behind[target as usize] = epoch;
+    ahead.add(anchor);
+    behind.add(target);
     queue.push(anchor);
     back_queue.push(target);
     let (mut front, mut back) = (0, 0);
     let mut walked = 0;
     while walked < walk.limit() {
-        let ahead_work: usize = work(graph, &queue[front..], walk.mutual, false);
-        let back_work: usize = work(graph, &back_queue[back..], walk.mutual, true);
+        let ahead_work = work(graph, &queue[front..], walk.mutual, false);
+        let back_work = work(graph, &back_queue[back..], walk.mutual, true);
         if ahead_work == 0 || back_work == 0 {
             return None;
         }
         walked += 1;
         let forward = ahead_work <= back_work;
+        let last = walked == walk.limit();
         let (frontier, mine, other, pending) = if forward {
             (front..queue.len(), &mut *ahead, &*behind, &mut *queue)
         } else {
@@ -213,14 +317,11 @@ pub fn distance(graph: &Graph, scratch: &mut Scratch, anchor: u32, target: u32, 
         for at in frontier {
             let node = pending[at];
             let mut see = |seen: Seen| {
-                let to = seen.node as usize;
-                if seen.live(now) && mine[to] != epoch {
-                    if other[to] == epoch {
-                        met = true;
-                    } else if graph.flags(seen.node) & (needs | VOID) == needs {
-                        mine[to] = epoch;
-                        pending.push(seen.node);
-                    }
+                if other.has(seen.node) {
+                    met |= seen.live(now);
+                } else if !last && !mine.has(seen.node) && seen.live(now) && is_open(enterable, seen.node) {
+                    mine.add(seen.node);
+                    pending.push(seen.node);
                 }
             };
             if forward || walk.mutual {
@@ -266,9 +367,10 @@ fn search_back(
     walk: Walk,
 ) -> Option<Vec<Range<usize>>> {
     scratch.begin(graph.nodes());
-    let (now, needs, epoch) = (graph.now(), walk.needs(), scratch.epoch);
-    let Scratch { behind, queue, .. } = scratch;
-    behind[target as usize] = epoch;
+    let now = graph.now();
+    let enterable = graph.enterable(walk.members_only);
+    let Scratch { ahead, queue, .. } = scratch;
+    ahead.add(target);
     queue.push(target);
     let mut layers = Vec::new();
     let mut layer = 0..1;
@@ -278,8 +380,7 @@ fn search_back(
         for at in layer.clone() {
             let node = queue[at];
             let mut see = |seen: Seen| {
-                let to = seen.node as usize;
-                if !seen.live(now) || behind[to] == epoch {
+                if !seen.live(now) || ahead.has(seen.node) {
                     return;
                 }
                 let (depth, _) = graph.weight(&seen);
@@ -289,8 +390,8 @@ fn search_back(
                     return;
                 }
                 let anchor = is_anchor(seen.node);
-                if graph.flags(seen.node) & VOID == 0 && (anchor || graph.flags(seen.node) & needs == needs) {
-                    behind[to] = epoch;
+                if is_open(enterable, seen.node) || (anchor && graph.flags(seen.node) & VOID == 0) {
+                    ahead.add(seen.node);
                     queue.push(seen.node);
                     met |= anchor;
                 }
@@ -385,8 +486,7 @@ pub fn reach_sizes(
     threads: usize,
 ) -> Vec<u32> {
     per_anchor(anchors, threads, |scratch, anchor| {
-        let (nodes, _) = reach(graph, scratch, &[anchor], walk);
-        masked(nodes, mask)
+        masked(reach(graph, scratch, &[anchor], walk, None), mask)
     })
 }
 
@@ -395,23 +495,22 @@ pub fn reach_sizes(
 pub fn reach_threshold_sizes(
     graph: &Graph,
     anchors: &[u32],
-    rule: (u32, u32, Option<u32>),
+    rule: Threshold,
     mask: Option<&[u64]>,
     threads: usize,
 ) -> Vec<u32> {
-    let (threshold, anchor_weight, max_depth) = rule;
     per_anchor(anchors, threads, |scratch, anchor| {
-        let (nodes, _) = reach_threshold(graph, scratch, &[anchor], threshold, anchor_weight, max_depth);
-        masked(nodes, mask)
+        masked(reach_threshold(graph, scratch, &[anchor], rule, None), mask)
     })
 }
 
 fn masked(nodes: &[u32], mask: Option<&[u64]>) -> u32 {
+    let Some(mask) = mask else {
+        return nodes.len() as u32;
+    };
     let inside = |&&node: &&u32| {
-        mask.is_none_or(|mask| {
-            mask.get(node as usize / 64)
-                .is_some_and(|word| word >> (node % 64) & 1 == 1)
-        })
+        mask.get(node as usize / 64)
+            .is_some_and(|word| word >> (node % 64) & 1 == 1)
     };
     nodes.iter().filter(inside).count() as u32
 }

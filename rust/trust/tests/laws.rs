@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pandacore_trust::{
     Certificate, FULL, Genesis, KeyPair, LayerSet, Ledger, Limits, Quota, Revocation, Scratch, SetSpec,
-    UNLIMITED, UNREACHED, Walk, distance, flow, reach, reach_threshold, witness,
+    Threshold, UNLIMITED, UNREACHED, Walk, distance, flow, reach, reach_threshold, witness,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -623,7 +623,14 @@ fn agrees(run: &Run, sets: &[usize], rules: Rules, deep: bool) {
                 }
             }
             if !graph.has_limits() {
-                let (nodes, ends) = reach(graph, &mut scratch, &run.spec(&spec).anchors, walk);
+                let mut ends = Vec::new();
+                let nodes = reach(
+                    graph,
+                    &mut scratch,
+                    &run.spec(&spec).anchors,
+                    walk,
+                    Some(&mut ends),
+                );
                 let mut start = 0;
                 let mut found = BTreeMap::new();
                 for (layer, &end) in ends.iter().enumerate() {
@@ -638,14 +645,9 @@ fn agrees(run: &Run, sets: &[usize], rules: Rules, deep: bool) {
             }
         } else if !graph.has_limits() && !spec.mutual {
             let spec = run.spec(&spec);
-            let (nodes, ends) = reach_threshold(
-                graph,
-                &mut scratch,
-                &spec.anchors,
-                spec.threshold,
-                spec.anchor_weight,
-                spec.max_depth,
-            );
+            let rule = Threshold::new(spec.threshold, spec.anchor_weight, spec.max_depth);
+            let mut ends = Vec::new();
+            let nodes = reach_threshold(graph, &mut scratch, &spec.anchors, rule, Some(&mut ends));
             let mut start = 0;
             let mut found = BTreeMap::new();
             for (layer, &end) in ends.iter().enumerate() {

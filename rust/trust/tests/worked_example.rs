@@ -86,7 +86,7 @@ impl Example {
         };
         let graph = self.ledger.web().graph();
         let mut scratch = Scratch::default();
-        let (nodes, _) = reach(graph, &mut scratch, &self.anchors(anchors), walk);
+        let nodes = reach(graph, &mut scratch, &self.anchors(anchors), walk, None);
         let names = self.names(nodes.iter().copied().filter(|&node| !graph.is_retired(node)));
         names.into_iter().filter(|name| !anchors.contains(name)).collect()
     }
@@ -440,4 +440,27 @@ fn one_signer_cannot_fill_the_store() {
     assert!(ledger.advance(50));
     let cert = Certificate::issue(collective, &key("g1"), key("a").id(), 4, 0, 80, UNLIMITED, FULL);
     assert_eq!(ledger.ingest(&cert.consented(&key("a")).encode()), Ok(()));
+}
+
+#[test]
+fn a_renewal_within_the_grace_period_is_not_a_second_voter() {
+    let mut example = Example::empty(false, 10);
+    example
+        .ledger
+        .ingest(&example.certificate("g1", "a", 20))
+        .unwrap();
+    let mut example = example.at(22);
+    let collective = example.ledger.collective();
+    let renewed = Certificate::issue(collective, &key("g1"), key("a").id(), 2, 22, 90, UNLIMITED, FULL);
+    example
+        .ledger
+        .ingest(&renewed.consented(&key("a")).encode())
+        .unwrap();
+    example.ledger.web_mut().need_members();
+    assert_eq!(example.members(), ["g1", "g2"]);
+    example
+        .ledger
+        .ingest(&example.certificate("g2", "a", 90))
+        .unwrap();
+    assert_eq!(example.members(), ["g1", "g2", "a"]);
 }
