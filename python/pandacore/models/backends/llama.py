@@ -221,6 +221,7 @@ class LlamaBackend(Backend):
                 tools=chats,
                 structured_output=("json_schema", "json_object", "grammar", "choice") if chats else (),
                 embedding_dimension=width if self._encoder else 0,
+                generative=chats,
             )
         ]
 
@@ -352,7 +353,7 @@ class LlamaBackend(Backend):
     async def embed(self, texts: Sequence[str], *, model: str = "") -> Embeddings:
         server = self._running()
         loop = asyncio.get_running_loop()
-        body = {"input": list(texts), "encoding_format": "float"}
+        body = {"input": [await self._fitting(text) for text in texts], "encoding_format": "float"}
         found = await _translated(loop.run_in_executor(self._pool, server.handle_embeddings, body), self._id)
         _raise_error(found, self._id)
         rows = sorted(found["data"], key=lambda item: item["index"])
@@ -360,12 +361,24 @@ class LlamaBackend(Backend):
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return Embeddings(vectors, self._id, _usage(found) or Usage())
 
+    async def _fitting(self, text: str) -> str | list[int]:
+        """The text, or its first tokens when it is longer than the encoder's context."""
+        limit = self._context
+        if len(text.encode("utf-8", "replace")) < limit - 2:  # a token takes a byte at least
+            return text
+        tokens: list[int] = (await self._post("/tokenize", {"content": text, "add_special": True}))["tokens"]
+        return text if len(tokens) <= limit else [*tokens[: limit - 1], tokens[-1]]
+
     async def count_tokens(
         self, messages: Sequence[Message], documents: Sequence[Document] = (), *, model: str = ""
     ) -> TokenCount:
         turns = messages_with_documents(ChatRequest(messages, documents=documents))
-        prompt = await self._post("/apply-template", {"messages": [_message(turn) for turn in turns]})
-        tokens = await self._post("/tokenize", {"content": prompt["prompt"], "add_special": True})
+        if self._encoder:
+            prompt = "\n".join(turn.content for turn in turns)
+        else:
+            asked = {"messages": [_message(turn) for turn in turns]}
+            prompt = (await self._post("/apply-template", asked))["prompt"]
+        tokens = await self._post("/tokenize", {"content": prompt, "add_special": True})
         return TokenCount(len(tokens["tokens"]), exact=True)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
