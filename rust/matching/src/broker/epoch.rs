@@ -56,7 +56,9 @@ impl Epochs {
     }
 
     fn drained(&self, generation: usize) -> bool {
-        self.readers[generation].iter().all(|stripe| stripe.0.load(Ordering::SeqCst) == 0)
+        self.readers[generation]
+            .iter()
+            .all(|stripe| stripe.0.load(Ordering::SeqCst) == 0)
     }
 
     /// Whether the grace period is over. Only the writer calls this; it never waits.

@@ -78,13 +78,23 @@ impl fmt::Display for BrokerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dimension { expected, got, model } if model.is_empty() => {
-                write!(f, "the vectors have {got} components, those of the index {expected}")
+                write!(
+                    f,
+                    "the vectors have {got} components, those of the index {expected}"
+                )
             }
             Self::Dimension { expected, got, model } => {
-                write!(f, "the vectors have {got} components, those of the index {expected} (model {model})")
+                write!(
+                    f,
+                    "the vectors have {got} components, those of the index {expected} (model {model})"
+                )
             }
             Self::Length { what, got, expected } => write!(f, "{what} has length {got}, must be {expected}"),
-            Self::BadRows { not_finite, zero, count } => {
+            Self::BadRows {
+                not_finite,
+                zero,
+                count,
+            } => {
                 write!(f, "{count} of the vectors cannot be indexed:")?;
                 if !not_finite.is_empty() {
                     write!(f, " rows {not_finite:?} hold NaN or infinity")?;
@@ -99,7 +109,9 @@ impl fmt::Display for BrokerError {
             Self::UnknownId(id) => write!(f, "no vector has the id {id}"),
             Self::OutOfRange(text) => f.write_str(text),
             Self::Full { max } => write!(f, "the index holds its maximum of {max} vectors"),
-            Self::HalfFailed => f.write_str("an earlier write failed half way; the index cannot be written any more"),
+            Self::HalfFailed => {
+                f.write_str("an earlier write failed half way; the index cannot be written any more")
+            }
             Self::Corrupt { path, why } => write!(f, "{}: {why}", path.display()),
             Self::Model { expected, got } => {
                 write!(f, "the vectors are of the model {got:?}, not of {expected:?}")

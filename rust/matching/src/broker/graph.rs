@@ -60,7 +60,8 @@ pub(super) fn offer(pool: &mut Vec<u64>, limit: usize, entry: u64) -> usize {
 
 #[inline(always)]
 fn has(bits: &[u64], slot: u32) -> bool {
-    bits.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 != 0)
+    bits.get(slot as usize / 64)
+        .is_some_and(|word| word >> (slot % 64) & 1 != 0)
 }
 
 /// Memory of one walk; kept between walks.
@@ -100,7 +101,9 @@ impl Walk {
     #[inline(always)]
     fn visit(&mut self, slot: u32) -> bool {
         let at = slot as usize / 64;
-        let Some(word) = self.visited.get_mut(at) else { return false };
+        let Some(word) = self.visited.get_mut(at) else {
+            return false;
+        };
         let bit = 1 << (slot % 64);
         if *word & bit != 0 {
             return false;
@@ -191,7 +194,10 @@ impl Graph {
     }
 
     fn level(&self, slot: u32) -> usize {
-        let draw = mix(u64::from(slot) ^ self.seed ^ 0x2d35_8dcc_aa6c_78a5, 0x8bb8_4b93_962e_acc9);
+        let draw = mix(
+            u64::from(slot) ^ self.seed ^ 0x2d35_8dcc_aa6c_78a5,
+            0x8bb8_4b93_962e_acc9,
+        );
         let unit = ((draw >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
         ((-unit.ln() / (self.m as f64).ln()) as usize).min(MAX_LEVEL)
     }
@@ -219,7 +225,9 @@ impl Graph {
     }
 
     fn lock(&self, slot: u32) -> MutexGuard<'_, ()> {
-        self.locks[slot as usize % LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.locks[slot as usize % LOCKS]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn entry(&self) -> Option<(u32, usize)> {
@@ -232,7 +240,9 @@ impl Graph {
     /// Bytes of the rows of all slots ever used.
     pub(super) fn bytes(&self, slots: usize) -> usize {
         self.base.bytes_for(slots)
-            + self.upper.bytes_for(self.upper_rows.load(Ordering::Relaxed) as usize)
+            + self
+                .upper
+                .bytes_for(self.upper_rows.load(Ordering::Relaxed) as usize)
             + self.upper_at.bytes_for(slots)
     }
 
@@ -302,7 +312,9 @@ impl Graph {
     /// Fills `walk.pool` with the up to `ef` slots nearest to the query.
     pub(super) fn search(&self, store: &Store, query: &Query, ef: usize, walk: &mut Walk) {
         walk.start(store.slots());
-        let Some((slot, key)) = self.descend(store, query, 0, walk) else { return };
+        let Some((slot, key)) = self.descend(store, query, 0, walk) else {
+            return;
+        };
         if walk.visit(slot) {
             walk.pool.push(pack(key, slot));
         }
@@ -323,7 +335,9 @@ impl Graph {
         walk: &mut Walk,
     ) {
         walk.start(store.slots());
-        let Some((slot, key)) = self.descend(store, query, 0, walk) else { return };
+        let Some((slot, key)) = self.descend(store, query, 0, walk) else {
+            return;
+        };
         if walk.visit(slot) {
             if has(allowed, slot) {
                 walk.pool.push(pack(key, slot));
@@ -378,15 +392,7 @@ impl Graph {
 
     /// ACORN-1 (arXiv 2403.04871): the graph of the allowed slots, where a slot that is not allowed stands for its
     /// neighbours.
-    fn two_hop(
-        &self,
-        store: &Store,
-        query: &Query,
-        ef: usize,
-        allowed: &[u64],
-        first: u32,
-        walk: &mut Walk,
-    ) {
+    fn two_hop(&self, store: &Store, query: &Query, ef: usize, allowed: &[u64], first: u32, walk: &mut Walk) {
         let mut at = 0;
         let mut seed = walk.pool.is_empty().then_some(first);
         loop {
@@ -457,11 +463,18 @@ impl Graph {
                     work.walk.pool.push(pack(key, from));
                 }
                 self.beam(store, &query, ef, level, &mut work.walk);
-                let Some(&best) = work.walk.pool.first() else { continue };
+                let Some(&best) = work.walk.pool.first() else {
+                    continue;
+                };
                 (from, key) = (slot_of(best), key_of(best));
                 work.candidates.clear();
-                let alive = work.walk.pool.iter().map(|&entry| (key_of(entry), slot_of(entry)));
-                work.candidates.extend(alive.filter(|&(_, id)| id != slot && !store.dead(id)));
+                let alive = work
+                    .walk
+                    .pool
+                    .iter()
+                    .map(|&entry| (key_of(entry), slot_of(entry)));
+                work.candidates
+                    .extend(alive.filter(|&(_, id)| id != slot && !store.dead(id)));
                 self.select(store, slot, self.m, work);
                 let chosen = std::mem::take(&mut work.chosen);
                 for &other in &chosen {
@@ -474,7 +487,8 @@ impl Graph {
             }
         }
         work.query = query;
-        self.entry.fetch_max((level as u64 + 1) << 32 | u64::from(slot), Ordering::AcqRel);
+        self.entry
+            .fetch_max((level as u64 + 1) << 32 | u64::from(slot), Ordering::AcqRel);
     }
 
     /// Adds a link; a full row is pruned.
@@ -492,7 +506,11 @@ impl Graph {
             return;
         }
         work.row.clear();
-        work.row.extend(old.iter().map(|link| link.load(Ordering::Relaxed)).filter(|&id| !store.dead(id)));
+        work.row.extend(
+            old.iter()
+                .map(|link| link.load(Ordering::Relaxed))
+                .filter(|&id| !store.dead(id)),
+        );
         work.row.push(to);
         self.rank(store, from, work);
         let degree = if level == 0 { 2 * self.m } else { self.m };
@@ -509,8 +527,10 @@ impl Graph {
         work.keys.resize(work.row.len(), 0);
         store.score(&work.near, &work.row, &mut work.keys);
         work.candidates.clear();
-        work.candidates.extend(work.keys.iter().copied().zip(work.row.iter().copied()));
-        work.candidates.sort_unstable_by_key(|&(key, id)| (Reverse(key), id));
+        work.candidates
+            .extend(work.keys.iter().copied().zip(work.row.iter().copied()));
+        work.candidates
+            .sort_unstable_by_key(|&(key, id)| (Reverse(key), id));
     }
 
     /// The paper's heuristic: the nearest candidates, without those that are nearer to a chosen one than to `base`.
@@ -626,7 +646,8 @@ impl Graph {
         for level in 0..=self.level(slot) {
             let row = links(self.row(level, slot));
             out.extend((row.len() as u32).to_le_bytes());
-            row.iter().for_each(|link| out.extend(link.load(Ordering::Relaxed).to_le_bytes()));
+            row.iter()
+                .for_each(|link| out.extend(link.load(Ordering::Relaxed).to_le_bytes()));
         }
     }
 

@@ -126,10 +126,16 @@ mod tests {
             } else {
                 labels.push(id);
                 let slot = labels.len() as u32 - 1;
-                assert_eq!(ids.set(id, slot, |slot| labels[slot as usize]), truth.insert(id, slot));
+                assert_eq!(
+                    ids.set(id, slot, |slot| labels[slot as usize]),
+                    truth.insert(id, slot)
+                );
             }
             let probe = u64::from(rng.below(500));
-            assert_eq!(ids.find(probe, |slot| labels[slot as usize]), truth.get(&probe).copied());
+            assert_eq!(
+                ids.find(probe, |slot| labels[slot as usize]),
+                truth.get(&probe).copied()
+            );
             assert_eq!(ids.len(), truth.len());
         }
     }

@@ -77,13 +77,22 @@ impl Config {
             return refuse(format!("m is {}; it can be 4 to {MAX_M}", self.m));
         }
         if !(self.m..=4096).contains(&self.ef_construction) {
-            return refuse(format!("ef_construction is {}; it can be m to 4096", self.ef_construction));
+            return refuse(format!(
+                "ef_construction is {}; it can be m to 4096",
+                self.ef_construction
+            ));
         }
         if self.flags.len() > MAX_FLAGS {
-            return refuse(format!("there are {} flags; at most {MAX_FLAGS} can be", self.flags.len()));
+            return refuse(format!(
+                "there are {} flags; at most {MAX_FLAGS} can be",
+                self.flags.len()
+            ));
         }
         if !(0.0..=1.0).contains(&self.consolidate_at) {
-            return refuse(format!("consolidate_at is {}; it can be 0 to 1", self.consolidate_at));
+            return refuse(format!(
+                "consolidate_at is {}; it can be 0 to 1",
+                self.consolidate_at
+            ));
         }
         Ok(())
     }
@@ -177,7 +186,10 @@ impl Subset {
     pub fn new(mut ids: Vec<u64>) -> Self {
         ids.sort_unstable();
         ids.dedup();
-        Self { ids, slots: RwLock::new(None) }
+        Self {
+            ids,
+            slots: RwLock::new(None),
+        }
     }
 
     /// The number of different ids.
@@ -274,7 +286,13 @@ impl SemanticIndex {
     fn with_kernels(config: Config, costs: Costs, kernels: kernels::Kernels) -> Result<Self, BrokerError> {
         config.check()?;
         Ok(Self {
-            store: Store::new(config.dim, config.metric, config.rerank, config.flags.len(), kernels),
+            store: Store::new(
+                config.dim,
+                config.metric,
+                config.rerank,
+                config.flags.len(),
+                kernels,
+            ),
             graph: Graph::new(config.m, config.seed),
             config,
             costs,
@@ -406,14 +424,20 @@ impl SemanticIndex {
     ) -> Result<u64, BrokerError> {
         if dim == 0 || vectors.len() != ids.len() * dim {
             let expected = ids.len() * self.config.dim;
-            return Err(BrokerError::Length { what: "the array of vectors", got: vectors.len(), expected });
+            return Err(BrokerError::Length {
+                what: "the array of vectors",
+                got: vectors.len(),
+                expected,
+            });
         }
         self.check_vectors(vectors, dim)?;
         unique(ids)?;
         let mut writer = self.write_lock()?;
         let known: Vec<Option<u32>> = {
             let map = self.ids();
-            ids.iter().map(|&id| map.find(id, |slot| self.store.label(slot))).collect()
+            ids.iter()
+                .map(|&id| map.find(id, |slot| self.store.label(slot)))
+                .collect()
         };
         for (&id, slot) in ids.iter().zip(&known) {
             match (mode, slot) {
@@ -442,7 +466,11 @@ impl SemanticIndex {
             }
         });
         debug_assert_eq!(written, slots.len());
-        let top = slots.iter().max().map_or(0, |&slot| slot as usize + 1).max(self.store.slots());
+        let top = slots
+            .iter()
+            .max()
+            .map_or(0, |&slot| slot as usize + 1)
+            .max(self.store.slots());
         for &slot in &slots {
             self.store.set_present(slot, true);
         }
@@ -477,7 +505,8 @@ impl SemanticIndex {
         {
             let map = self.ids();
             for &id in ids {
-                map.find(id, |slot| self.store.label(slot)).ok_or(BrokerError::UnknownId(id))?;
+                map.find(id, |slot| self.store.label(slot))
+                    .ok_or(BrokerError::UnknownId(id))?;
             }
         }
         if ids.is_empty() {
@@ -485,7 +514,10 @@ impl SemanticIndex {
         }
         let next = self.version() + 1;
         self.publish(&mut writer, next, |map, dead| {
-            dead.extend(ids.iter().filter_map(|&id| map.remove(id, |slot| self.store.label(slot))));
+            dead.extend(
+                ids.iter()
+                    .filter_map(|&id| map.remove(id, |slot| self.store.label(slot))),
+            );
         });
         self.tidy(&mut writer);
         Ok(next)
@@ -495,7 +527,12 @@ impl SemanticIndex {
     ///
     /// # Errors
     /// [`BrokerError::UnknownId`] (then nothing was set), [`BrokerError::OutOfRange`] for an unknown flag.
-    pub fn set_flag(&self, flag: usize, ids: &[u64], values: impl Fn(usize) -> bool) -> Result<(), BrokerError> {
+    pub fn set_flag(
+        &self,
+        flag: usize,
+        ids: &[u64],
+        values: impl Fn(usize) -> bool,
+    ) -> Result<(), BrokerError> {
         if flag >= self.store.flag_count() {
             return Err(BrokerError::OutOfRange(format!("the index has no flag {flag}")));
         }
@@ -504,7 +541,10 @@ impl SemanticIndex {
         let map = self.ids();
         let slots = ids
             .iter()
-            .map(|&id| map.find(id, |slot| self.store.label(slot)).ok_or(BrokerError::UnknownId(id)))
+            .map(|&id| {
+                map.find(id, |slot| self.store.label(slot))
+                    .ok_or(BrokerError::UnknownId(id))
+            })
             .collect::<Result<Vec<u32>, _>>()?;
         for (at, slot) in slots.into_iter().enumerate() {
             self.store.set_flag(flag, slot, values(at));
@@ -573,7 +613,9 @@ impl SemanticIndex {
 
     fn tidy(&self, writer: &mut Writer) {
         let dead = writer.dead.len();
-        if dead >= 64 && self.config.consolidate_at < 1.0 && dead as f64 > f64::from(self.config.consolidate_at) * self.len() as f64
+        if dead >= 64
+            && self.config.consolidate_at < 1.0
+            && dead as f64 > f64::from(self.config.consolidate_at) * self.len() as f64
         {
             self.consolidate_with(writer);
         }
@@ -585,7 +627,8 @@ impl SemanticIndex {
             if writer.work.is_empty() {
                 writer.work.push(Work::default());
             }
-            self.graph.consolidate(&self.store, self.store.slots(), &mut writer.work[0]);
+            self.graph
+                .consolidate(&self.store, self.store.slots(), &mut writer.work[0]);
             dead.iter().for_each(|&slot| self.store.set_present(slot, false));
             writer.limbo.push((self.epochs.begin(), dead));
             self.buried.store(0, Ordering::Relaxed);
@@ -701,13 +744,18 @@ impl SemanticIndex {
             *found[at].lock().unwrap_or_else(PoisonError::into_inner) = answers;
         });
         scratch.allowed = allowed;
-        Ok(found.into_iter().flat_map(|part| part.into_inner().unwrap_or_else(PoisonError::into_inner)).collect())
+        Ok(found
+            .into_iter()
+            .flat_map(|part| part.into_inner().unwrap_or_else(PoisonError::into_inner))
+            .collect())
     }
 
     /// Takes the version and, if there is a filter, writes its bitmap and counts it.
     fn filter(&self, params: &Params<'_>, allowed: &mut Vec<u64>) -> (u64, Option<usize>) {
         let subset = params.subset.map(|subset| subset.slots(self));
-        let version = subset.as_ref().map_or_else(|| self.version(), |slots| slots.version);
+        let version = subset
+            .as_ref()
+            .map_or_else(|| self.version(), |slots| slots.version);
         allowed.clear();
         if params.require == 0 && params.forbid == 0 && subset.is_none() && params.exclude.is_empty() {
             return (version, None);
@@ -717,7 +765,9 @@ impl SemanticIndex {
         if !params.exclude.is_empty() {
             let map = self.ids();
             for &id in params.exclude {
-                let Some(slot) = map.find(id, |slot| self.store.label(slot)) else { continue };
+                let Some(slot) = map.find(id, |slot| self.store.label(slot)) else {
+                    continue;
+                };
                 if let Some(word) = allowed.get_mut(slot as usize / 64) {
                     count -= (*word >> (slot % 64) & 1) as usize;
                     *word &= !(1 << (slot % 64));
@@ -748,13 +798,21 @@ impl SemanticIndex {
 
     /// How many candidates are ordered exactly.
     fn depth(&self, params: &Params<'_>) -> usize {
-        if params.rerank > 0 { params.rerank.max(params.k) } else { RERANKED.max(2 * params.k) }
+        if params.rerank > 0 {
+            params.rerank.max(params.k)
+        } else {
+            RERANKED.max(2 * params.k)
+        }
     }
 
     /// How many candidates a search must keep so that enough are left without the dead.
     fn room(&self, wanted: usize) -> usize {
         let (live, buried) = (self.len(), self.buried());
-        if wanted >= live { wanted + buried } else { wanted + (wanted * buried).div_ceil(live.max(1)) }
+        if wanted >= live {
+            wanted + buried
+        } else {
+            wanted + (wanted * buried).div_ceil(live.max(1))
+        }
     }
 
     fn answer(
@@ -781,12 +839,18 @@ impl SemanticIndex {
                 }
             }
             Executor::Graph if !filtered => {
-                self.graph.search(&self.store, &query, self.room(params.ef.max(params.k)), walk);
+                self.graph
+                    .search(&self.store, &query, self.room(params.ef.max(params.k)), walk);
             }
             Executor::Graph | Executor::TwoHop => {
-                let through = if executor == Executor::Graph { Through::All } else { Through::TwoHop };
+                let through = if executor == Executor::Graph {
+                    Through::All
+                } else {
+                    Through::TwoHop
+                };
                 let ef = self.room(params.ef.max(params.k));
-                self.graph.search_among(&self.store, &query, ef, &scratch.allowed, through, walk);
+                self.graph
+                    .search_among(&self.store, &query, ef, &scratch.allowed, through, walk);
             }
         }
         let scored = walk.scored;
@@ -813,7 +877,13 @@ impl SemanticIndex {
         for (row, query) in rows.chunks_exact(self.config.dim).zip(&mut queries) {
             self.store.prepare(row, query);
         }
-        let scored = scan_batch(&self.store, &queries, self.room(self.depth(params)), allowed, &mut pools);
+        let scored = scan_batch(
+            &self.store,
+            &queries,
+            self.room(self.depth(params)),
+            allowed,
+            &mut pools,
+        );
         let found = queries
             .iter()
             .zip(&pools)
@@ -835,10 +905,19 @@ impl SemanticIndex {
         scored: usize,
         scratch: &mut SearchScratch,
     ) -> Found {
-        let SearchScratch { ids, scores, order, .. } = scratch;
-        let shown = pool.iter().filter(|&&entry| self.store.visible(slot_of(entry), version));
+        let SearchScratch {
+            ids, scores, order, ..
+        } = scratch;
+        let shown = pool
+            .iter()
+            .filter(|&&entry| self.store.visible(slot_of(entry), version));
         ids.clear();
-        ids.extend(shown.clone().map(|&entry| slot_of(entry)).take(self.depth(params)));
+        ids.extend(
+            shown
+                .clone()
+                .map(|&entry| slot_of(entry))
+                .take(self.depth(params)),
+        );
         scores.clear();
         scores.resize(ids.len(), 0.0);
         if !self.store.rerank(query, ids, scores) {
@@ -847,7 +926,12 @@ impl SemanticIndex {
             }
         }
         order.clear();
-        order.extend(scores.iter().copied().zip(ids.iter().map(|&slot| self.store.label(slot))));
+        order.extend(
+            scores
+                .iter()
+                .copied()
+                .zip(ids.iter().map(|&slot| self.store.label(slot))),
+        );
         order.retain(|&(score, _)| params.threshold.is_none_or(|least| score >= least));
         order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         order.truncate(params.k);
@@ -882,7 +966,9 @@ fn each<S: Send>(states: &mut [S], count: usize, piece: usize, work: impl Fn(&mu
             (start..(start + piece).min(count)).for_each(|at| work(state, at));
         }
     };
-    let Some((first, others)) = states.split_first_mut() else { return 0 };
+    let Some((first, others)) = states.split_first_mut() else {
+        return 0;
+    };
     if count <= piece {
         run(first);
         return count;

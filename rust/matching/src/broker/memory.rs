@@ -110,7 +110,11 @@ pub(super) struct AtomicSlab<T> {
 
 impl<T: Word> AtomicSlab<T> {
     pub(super) fn new(words: usize) -> Self {
-        Self { chunks: Chunks::new(words * size_of::<T>()), words, kind: std::marker::PhantomData }
+        Self {
+            chunks: Chunks::new(words * size_of::<T>()),
+            words,
+            kind: std::marker::PhantomData,
+        }
     }
 
     pub(super) fn ensure(&self, cells: usize) {
@@ -151,7 +155,9 @@ unsafe impl Sync for ByteSlab {}
 impl ByteSlab {
     /// `stride` of 0 is a slab without content.
     pub(super) fn new(stride: usize) -> Self {
-        Self { chunks: Chunks::new(stride.max(1)) }
+        Self {
+            chunks: Chunks::new(stride.max(1)),
+        }
     }
 
     pub(super) fn ensure(&self, cells: usize) {
@@ -172,7 +178,11 @@ impl ByteSlab {
     pub(super) unsafe fn start_unchecked(&self, cell: usize) -> *const u8 {
         // SAFETY: the caller says that the chunk exists, so both indices are in range.
         unsafe {
-            let base = self.chunks.table.get_unchecked(cell >> self.chunks.shift).load(Ordering::Acquire);
+            let base = self
+                .chunks
+                .table
+                .get_unchecked(cell >> self.chunks.shift)
+                .load(Ordering::Acquire);
             base.add((cell & ((1 << self.chunks.shift) - 1)) * self.chunks.stride)
         }
     }

@@ -37,7 +37,11 @@ const TABLES: [[u64; 256]; 8] = {
         let mut value = at as u64;
         let mut bit = 0;
         while bit < 8 {
-            value = if value & 1 != 0 { value >> 1 ^ 0xC96C_5795_D787_0F42 } else { value >> 1 };
+            value = if value & 1 != 0 {
+                value >> 1 ^ 0xC96C_5795_D787_0F42
+            } else {
+                value >> 1
+            };
             bit += 1;
         }
         tables[0][at] = value;
@@ -79,7 +83,10 @@ struct Cursor<'b>(&'b [u8]);
 
 impl<'b> Cursor<'b> {
     fn take(&mut self, count: usize) -> Result<&'b [u8], String> {
-        let (head, rest) = self.0.split_at_checked(count).ok_or("a section is shorter than its content")?;
+        let (head, rest) = self
+            .0
+            .split_at_checked(count)
+            .ok_or("a section is shorter than its content")?;
         self.0 = rest;
         Ok(head)
     }
@@ -98,7 +105,11 @@ impl<'b> Cursor<'b> {
     }
 
     fn end(&self) -> Result<(), String> {
-        if self.0.is_empty() { Ok(()) } else { Err("a section is longer than its content".into()) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err("a section is longer than its content".into())
+        }
     }
 }
 
@@ -117,7 +128,10 @@ impl SemanticIndex {
         let writer = self.consolidated()?;
         let sections = self.sections();
         drop(writer);
-        let refused = |error: std::io::Error| BrokerError::File { path: path.into(), why: error.to_string() };
+        let refused = |error: std::io::Error| BrokerError::File {
+            path: path.into(),
+            why: error.to_string(),
+        };
         let name = path.file_name().ok_or_else(|| BrokerError::File {
             path: path.into(),
             why: "the path names no file".into(),
@@ -127,7 +141,11 @@ impl SemanticIndex {
         beside.push(format!(".{}.new", std::process::id()));
         let beside = path.with_file_name(beside);
         let written = (|| {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&beside)?;
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .open(&beside)?;
             file.write_all(&head(&sections))?;
             for section in &sections {
                 file.write_all(section)?;
@@ -137,7 +155,11 @@ impl SemanticIndex {
             std::fs::rename(&beside, path)?;
             // The rename itself must survive a power cut, where directories can be synchronised.
             if let Some(folder) = path.parent() {
-                let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+                let folder = if folder.as_os_str().is_empty() {
+                    Path::new(".")
+                } else {
+                    folder
+                };
                 if let Ok(folder) = File::open(folder) {
                     let _ = folder.sync_all();
                 }
@@ -152,8 +174,20 @@ impl SemanticIndex {
 
     fn sections(&self) -> [Vec<u8>; SECTIONS] {
         let slots = self.store.slots();
-        let live: Vec<u32> = (0..slots as u32).filter(|&slot| self.store.present(slot)).collect();
-        let Config { dim, metric, rerank, m, ef_construction, flags, model, seed, consolidate_at } = &self.config;
+        let live: Vec<u32> = (0..slots as u32)
+            .filter(|&slot| self.store.present(slot))
+            .collect();
+        let Config {
+            dim,
+            metric,
+            rerank,
+            m,
+            ef_construction,
+            flags,
+            model,
+            seed,
+            consolidate_at,
+        } = &self.config;
         let mut sections: [Vec<u8>; SECTIONS] = Default::default();
         let meta = &mut sections[META];
         for number in [*dim, *m, *ef_construction, slots, live.len()] {
@@ -204,14 +238,24 @@ impl SemanticIndex {
         costs: Costs,
     ) -> Result<Self, BrokerError> {
         let bytes = read(path)?;
-        let corrupt = |why: String| BrokerError::Corrupt { path: path.into(), why };
+        let corrupt = |why: String| BrokerError::Corrupt {
+            path: path.into(),
+            why,
+        };
         let sections = split(&bytes).map_err(corrupt)?;
         let (config, shape) = meta(sections[META]).map_err(corrupt)?;
         if let Some(got) = dim.filter(|&dim| dim != config.dim) {
-            return Err(BrokerError::Dimension { expected: config.dim, got, model: config.model });
+            return Err(BrokerError::Dimension {
+                expected: config.dim,
+                got,
+                model: config.model,
+            });
         }
         if let Some(expected) = model.filter(|&model| model != config.model) {
-            return Err(BrokerError::Model { expected: expected.into(), got: config.model });
+            return Err(BrokerError::Model {
+                expected: expected.into(),
+                got: config.model,
+            });
         }
         let index = Self::new(config, costs).map_err(|error| corrupt(error.to_string()))?;
         index.fill(&sections, &shape).map_err(corrupt)?;
@@ -219,7 +263,12 @@ impl SemanticIndex {
     }
 
     fn fill(&self, sections: &[&[u8]; SECTIONS], shape: &Shape) -> Result<(), String> {
-        let Shape { slots, live, version, entry } = *shape;
+        let Shape {
+            slots,
+            live,
+            version,
+            entry,
+        } = *shape;
         let tail = self.config.rerank.bytes(self.store.width);
         let wanted = [
             (PRESENT, slots.div_ceil(64) * 8),
@@ -230,19 +279,35 @@ impl SemanticIndex {
         ];
         for (section, len) in wanted {
             if sections[section].len() != len {
-                return Err(format!("section {section} has {} bytes, not {len}", sections[section].len()));
+                return Err(format!(
+                    "section {section} has {} bytes, not {len}",
+                    sections[section].len()
+                ));
             }
         }
-        let present: Vec<u64> =
-            sections[PRESENT].as_chunks::<8>().0.iter().map(|&word| u64::from_le_bytes(word)).collect();
-        let is_present =
-            |slot: u32| present.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 != 0);
-        let all: Vec<u32> = (0..present.len() as u32 * 64).filter(|&slot| is_present(slot)).collect();
+        let present: Vec<u64> = sections[PRESENT]
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|&word| u64::from_le_bytes(word))
+            .collect();
+        let is_present = |slot: u32| {
+            present
+                .get(slot as usize / 64)
+                .is_some_and(|word| word >> (slot % 64) & 1 != 0)
+        };
+        let all: Vec<u32> = (0..present.len() as u32 * 64)
+            .filter(|&slot| is_present(slot))
+            .collect();
         if all.len() != live || all.last().is_some_and(|&last| last as usize >= slots) {
             return Err("the number of vectors contradicts their bitmap".into());
         }
-        let mut labels: Vec<u64> =
-            sections[LABELS].as_chunks::<8>().0.iter().map(|&label| u64::from_le_bytes(label)).collect();
+        let mut labels: Vec<u64> = sections[LABELS]
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|&label| u64::from_le_bytes(label))
+            .collect();
         let flags = sections[FLAGS].as_chunks::<4>().0;
         self.store.ensure(slots).map_err(|error| error.to_string())?;
         self.graph.ensure(0, slots);
@@ -263,7 +328,8 @@ impl SemanticIndex {
             self.store.set_born(slot, version);
             self.store.set_present(slot, true);
             let flags = u32::from_le_bytes(flags[at]);
-            (0..self.store.flag_count()).for_each(|flag| self.store.set_flag(flag, slot, flags >> flag & 1 != 0));
+            (0..self.store.flag_count())
+                .for_each(|flag| self.store.set_flag(flag, slot, flags >> flag & 1 != 0));
         }
         labels.sort_unstable();
         if labels.windows(2).any(|pair| pair[0] == pair[1]) {
@@ -323,7 +389,9 @@ fn meta(section: &[u8]) -> Result<(Config, Shape), String> {
     if count > super::index::MAX_FLAGS {
         return Err(format!("there are {count} flags"));
     }
-    let flags = (0..count).map(|_| cursor.text()).collect::<Result<Vec<String>, String>>()?;
+    let flags = (0..count)
+        .map(|_| cursor.text())
+        .collect::<Result<Vec<String>, String>>()?;
     cursor.end()?;
     if slots > MAX_SLOTS || live > slots {
         return Err(format!("{live} vectors in {slots} slots"));
@@ -331,8 +399,26 @@ fn meta(section: &[u8]) -> Result<(Config, Shape), String> {
     if version == u64::MAX {
         return Err("the version is out of range".into());
     }
-    let config = Config { dim, metric, rerank, m, ef_construction, flags, model, seed, consolidate_at };
-    Ok((config, Shape { slots, live, version, entry }))
+    let config = Config {
+        dim,
+        metric,
+        rerank,
+        m,
+        ef_construction,
+        flags,
+        model,
+        seed,
+        consolidate_at,
+    };
+    Ok((
+        config,
+        Shape {
+            slots,
+            live,
+            version,
+            entry,
+        },
+    ))
 }
 
 fn head(sections: &[Vec<u8>; SECTIONS]) -> Vec<u8> {
@@ -352,14 +438,18 @@ fn head(sections: &[Vec<u8>; SECTIONS]) -> Vec<u8> {
 
 /// The whole file. A directory, or what is no regular file, is refused before it is read.
 fn read(path: &Path) -> Result<Vec<u8>, BrokerError> {
-    let refused = |why: String| BrokerError::File { path: path.into(), why };
+    let refused = |why: String| BrokerError::File {
+        path: path.into(),
+        why,
+    };
     let mut file = File::open(path).map_err(|error| refused(error.to_string()))?;
     let facts = file.metadata().map_err(|error| refused(error.to_string()))?;
     if !facts.is_file() {
         return Err(refused("this is not a regular file".into()));
     }
     let mut bytes = Vec::with_capacity(usize::try_from(facts.len()).unwrap_or(0));
-    file.read_to_end(&mut bytes).map_err(|error| refused(error.to_string()))?;
+    file.read_to_end(&mut bytes)
+        .map_err(|error| refused(error.to_string()))?;
     Ok(bytes)
 }
 

@@ -35,7 +35,11 @@ pub struct Costs {
 
 impl Default for Costs {
     fn default() -> Self {
-        Self { scan: 14.0, batch: 4.0, random: 28.0 }
+        Self {
+            scan: 14.0,
+            batch: 4.0,
+            random: 28.0,
+        }
     }
 }
 
@@ -73,7 +77,11 @@ impl Costs {
             // SAFETY: nobody else has the slab.
             unsafe { slab.write(cell, &[rng.next_u64() as u8; WIDTH]) };
         }
-        let query = Query { codes: vec![Block([1; BLOCK]); WIDTH / BLOCK], sum: WIDTH as i32, ..Query::default() };
+        let query = Query {
+            codes: vec![Block([1; BLOCK]); WIDTH / BLOCK],
+            sum: WIDTH as i32,
+            ..Query::default()
+        };
         let queries = vec![query.clone(); QUERIES];
         let ordered: Vec<u32> = (0..CELLS).collect();
         let random: Vec<u32> = (0..CELLS).map(|_| rng.below(CELLS)).collect();
@@ -105,14 +113,22 @@ impl Costs {
             }
         });
         // An offer to the pool and the bitmap come on top of the kernel.
-        Self { scan: scan + 2.0, batch: batch + 1.0, random }
+        Self {
+            scan: scan + 2.0,
+            batch: batch + 1.0,
+            random,
+        }
     }
 
     pub(super) fn choose(&self, s: Situation) -> Executor {
         let allowed = s.allowed as f64;
         let scan = allowed * self.scan;
         let batch = allowed * self.batch;
-        let exact = if s.queries >= 4 && batch < scan { (Executor::Batch, batch) } else { (Executor::Scan, scan) };
+        let exact = if s.queries >= 4 && batch < scan {
+            (Executor::Batch, batch)
+        } else {
+            (Executor::Scan, scan)
+        };
         if s.recall >= 1.0 || s.allowed <= 2 * s.ef {
             return exact.0;
         }
@@ -121,7 +137,11 @@ impl Costs {
         let ef = s.ef as f64;
         // Through everything: allowed slots come along in their share.
         let graph = (WARM_UP + ef / share) * expansion;
-        let mut best = if graph < exact.1 { (Executor::Graph, graph) } else { exact };
+        let mut best = if graph < exact.1 {
+            (Executor::Graph, graph)
+        } else {
+            exact
+        };
         if s.filtered && (0.02..0.4).contains(&share) {
             // Over the others: more links are read for each expansion, but only allowed codes.
             let two_hop = (WARM_UP + 2.0 * ef) * expansion * 3.0;
@@ -138,23 +158,42 @@ mod tests {
     use super::*;
 
     fn situation(slots: usize, allowed: usize, queries: usize, recall: f32) -> Situation {
-        Situation { slots, allowed, filtered: allowed < slots, queries, ef: 64, recall }
+        Situation {
+            slots,
+            allowed,
+            filtered: allowed < slots,
+            queries,
+            ef: 64,
+            recall,
+        }
     }
 
     #[test]
     fn few_allowed_slots_are_scanned_and_many_are_searched() {
         let costs = Costs::default();
         assert_eq!(costs.choose(situation(1_000_000, 1_000, 1, 0.95)), Executor::Scan);
-        assert_eq!(costs.choose(situation(1_000_000, 1_000_000, 1, 0.95)), Executor::Graph);
-        assert_eq!(costs.choose(situation(1_000_000, 500_000, 1, 0.95)), Executor::Graph);
+        assert_eq!(
+            costs.choose(situation(1_000_000, 1_000_000, 1, 0.95)),
+            Executor::Graph
+        );
+        assert_eq!(
+            costs.choose(situation(1_000_000, 500_000, 1, 0.95)),
+            Executor::Graph
+        );
         assert_eq!(costs.choose(situation(100, 100, 1, 0.95)), Executor::Scan);
     }
 
     #[test]
     fn a_recall_of_one_is_exact() {
         let costs = Costs::default();
-        assert_eq!(costs.choose(situation(1_000_000, 1_000_000, 1, 1.0)), Executor::Scan);
-        assert_eq!(costs.choose(situation(1_000_000, 1_000_000, 64, 1.0)), Executor::Batch);
+        assert_eq!(
+            costs.choose(situation(1_000_000, 1_000_000, 1, 1.0)),
+            Executor::Scan
+        );
+        assert_eq!(
+            costs.choose(situation(1_000_000, 1_000_000, 64, 1.0)),
+            Executor::Batch
+        );
     }
 
     #[test]

@@ -24,8 +24,14 @@ pub(super) struct Rotation {
 impl Rotation {
     pub(super) fn new(width: usize) -> Self {
         let mut rng = Rng::new(SEED ^ width as u64);
-        let signs = (0..ROUNDS * width).map(|_| if rng.next_u64() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
-        Self { signs, width, block: 1 << width.ilog2() }
+        let signs = (0..ROUNDS * width)
+            .map(|_| if rng.next_u64() >> 63 == 0 { 1.0 } else { -1.0 })
+            .collect();
+        Self {
+            signs,
+            width,
+            block: 1 << width.ilog2(),
+        }
     }
 
     /// Rotates `vector` in place; it has the width of the rotation.
@@ -52,7 +58,11 @@ impl Rotation {
 
     /// The head and the tail in turn: together they mix a width that is no power of two.
     fn part<'v>(&self, round: usize, vector: &'v mut [f32]) -> &'v mut [f32] {
-        let start = if round % 2 == 0 { 0 } else { self.width - self.block };
+        let start = if round % 2 == 0 {
+            0
+        } else {
+            self.width - self.block
+        };
         &mut vector[start..start + self.block]
     }
 }
@@ -102,7 +112,10 @@ mod tests {
             let mut one = vec![0.0; width];
             one[3] = 1.0;
             Rotation::new(width).apply(&mut one);
-            assert!(one.iter().all(|x| x.abs() < 6.0 / (width as f32).sqrt()), "width {width}");
+            assert!(
+                one.iter().all(|x| x.abs() < 6.0 / (width as f32).sqrt()),
+                "width {width}"
+            );
         }
     }
 }

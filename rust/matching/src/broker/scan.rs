@@ -7,7 +7,13 @@ use super::store::Store;
 const STEP: usize = 64;
 
 /// Fills `pool` with the up to `limit` allowed slots nearest to the query; returns how many were looked at.
-pub(super) fn scan(store: &Store, query: &Query, limit: usize, allowed: &[u64], pool: &mut Vec<u64>) -> usize {
+pub(super) fn scan(
+    store: &Store,
+    query: &Query,
+    limit: usize,
+    allowed: &[u64],
+    pool: &mut Vec<u64>,
+) -> usize {
     pool.clear();
     let mut ids = [0u32; 2 * STEP];
     let mut keys = [0i32; 2 * STEP];

@@ -183,7 +183,9 @@ impl Store {
         };
         query.codes.clear();
         query.codes.extend(unit.chunks_exact(BLOCK).map(|part| {
-            Block(std::array::from_fn(|at| (part[at] * self.scale).round_ties_even().clamp(-127.0, 127.0) as i8))
+            Block(std::array::from_fn(|at| {
+                (part[at] * self.scale).round_ties_even().clamp(-127.0, 127.0) as i8
+            }))
         }));
         self.measure(query);
     }
@@ -217,7 +219,11 @@ impl Store {
             }
             block
         }));
-        let sum = self.sketches.start(slot as usize).wrapping_add(self.width / 8 + 8).cast::<i32>();
+        let sum = self
+            .sketches
+            .start(slot as usize)
+            .wrapping_add(self.width / 8 + 8)
+            .cast::<i32>();
         // SAFETY: the third number behind the bits of the sketch; nobody writes the slot, as above.
         query.sum = unsafe { sum.read() };
         query.norm = 1.0;
@@ -245,15 +251,19 @@ impl Store {
         };
         self.rotation.apply(&mut unit);
         let limit = 127.0 * 256.0;
-        let fine: Vec<i32> =
-            unit.iter().map(|x| (x * self.scale * 256.0).round_ties_even().clamp(-limit, limit) as i32).collect();
+        let fine: Vec<i32> = unit
+            .iter()
+            .map(|x| (x * self.scale * 256.0).round_ties_even().clamp(-limit, limit) as i32)
+            .collect();
         let codes: Vec<u8> = fine.iter().map(|fine| ((fine + 128 >> 8) + 128) as u8).collect();
         let tail: Vec<u8> = match self.rerank {
             Rerank::F32 => kept.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Rerank::Bf16 => kept.iter().flat_map(|&x| bf16(x).to_le_bytes()).collect(),
-            Rerank::Int16 => {
-                fine.iter().zip(&codes).map(|(fine, &code)| (fine - (i32::from(code) - 128) * 256) as u8).collect()
-            }
+            Rerank::Int16 => fine
+                .iter()
+                .zip(&codes)
+                .map(|(fine, &code)| (fine - (i32::from(code) - 128) * 256) as u8)
+                .collect(),
             Rerank::None => Vec::new(),
         };
         let norm = match self.metric {
@@ -298,7 +308,11 @@ impl Store {
         let slot = slot as usize;
         // SAFETY: the slot is written and reachable, so nobody writes it (module documentation).
         unsafe {
-            let tail: &[u8] = if self.rerank == Rerank::None { &[] } else { self.tails.read(slot) };
+            let tail: &[u8] = if self.rerank == Rerank::None {
+                &[]
+            } else {
+                self.tails.read(slot)
+            };
             (self.codes.read(slot), tail, self.norm(slot as u32))
         }
     }
@@ -307,13 +321,21 @@ impl Store {
     pub(super) fn vector(&self, slot: u32) -> Vec<f32> {
         let (codes, tail, norm) = self.parts(slot);
         let mut vector: Vec<f32> = match self.rerank {
-            Rerank::F32 => tail.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+            Rerank::F32 => tail
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|&b| f32::from_le_bytes(b))
+                .collect(),
             Rerank::Bf16 => {
                 let half = |&b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
                 tail.as_chunks::<2>().0.iter().map(half).collect()
             }
             Rerank::Int16 | Rerank::None => {
-                let mut vector: Vec<f32> = codes.iter().map(|&c| (f32::from(c) - 128.0) / self.scale).collect();
+                let mut vector: Vec<f32> = codes
+                    .iter()
+                    .map(|&c| (f32::from(c) - 128.0) / self.scale)
+                    .collect();
                 for (x, &low) in vector.iter_mut().zip(tail) {
                     *x += f32::from(low as i8) / (256.0 * self.scale);
                 }
@@ -331,7 +353,11 @@ impl Store {
     /// The norm of a vector; 1 if the metric is cosine.
     #[inline(always)]
     fn norm(&self, slot: u32) -> f32 {
-        let floats = self.sketches.start(slot as usize).wrapping_add(self.width / 8).cast::<f32>();
+        let floats = self
+            .sketches
+            .start(slot as usize)
+            .wrapping_add(self.width / 8)
+            .cast::<f32>();
         // SAFETY: the sketch holds two floats behind its bits; the slot is not being written (module
         // documentation).
         unsafe { floats.add(1).read() }
@@ -400,7 +426,9 @@ impl Store {
 
     /// Similarities from the rerank vectors; none are kept if this returns false.
     pub(super) fn rerank(&self, query: &Query, ids: &[u32], out: &mut [f32]) -> bool {
-        let Some(tail) = self.rerank.tail() else { return false };
+        let Some(tail) = self.rerank.tail() else {
+            return false;
+        };
         self.check(ids);
         // SAFETY: as in `score`; a rerank kind other than none has tails of its width.
         unsafe { (self.kernels.tails)(tail, &query.exact, &self.tails, &self.codes, ids, out) };
@@ -489,12 +517,22 @@ impl Store {
         let bit = |flag: &AtomicSlab<AtomicU64>| {
             flag.cell(slot as usize / 64)[0].load(Ordering::Relaxed) >> (slot % 64) & 1
         };
-        self.flags.iter().enumerate().map(|(at, flag)| (bit(flag) as u32) << at).sum()
+        self.flags
+            .iter()
+            .enumerate()
+            .map(|(at, flag)| (bit(flag) as u32) << at)
+            .sum()
     }
 
     /// Writes the bitmap of the present slots that have all flags of `require` and none of `forbid`, and are in
     /// `subset`. Returns the number of bits.
-    pub(super) fn allowed(&self, require: u32, forbid: u32, subset: Option<&[u64]>, out: &mut Vec<u64>) -> usize {
+    pub(super) fn allowed(
+        &self,
+        require: u32,
+        forbid: u32,
+        subset: Option<&[u64]>,
+        out: &mut Vec<u64>,
+    ) -> usize {
         let groups = self.slots().div_ceil(64);
         out.clear();
         out.extend((0..groups).map(|group| self.present_word(group)));
@@ -511,7 +549,11 @@ impl Store {
                 _ => (false, 0),
             };
             for (group, word) in out.iter_mut().enumerate() {
-                *word &= if keep { flag.cell(group)[0].load(Ordering::Relaxed) ^ turn } else { 0 };
+                *word &= if keep {
+                    flag.cell(group)[0].load(Ordering::Relaxed) ^ turn
+                } else {
+                    0
+                };
             }
         }
         out.iter().map(|word| word.count_ones() as usize).sum()
@@ -520,7 +562,11 @@ impl Store {
     /// Bytes of the cells of all slots ever used.
     pub(super) fn bytes(&self) -> usize {
         let slots = self.slots();
-        let tails = if self.rerank == Rerank::None { 0 } else { self.tails.bytes_for(slots) };
+        let tails = if self.rerank == Rerank::None {
+            0
+        } else {
+            self.tails.bytes_for(slots)
+        };
         self.codes.bytes_for(slots)
             + self.sketches.bytes_for(slots)
             + tails
@@ -541,7 +587,11 @@ fn set_bit(bits: &AtomicSlab<AtomicU64>, slot: u32, value: bool) {
 }
 
 fn norm(vector: &[f32]) -> f64 {
-    vector.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+    vector
+        .iter()
+        .map(|&x| f64::from(x) * f64::from(x))
+        .sum::<f64>()
+        .sqrt()
 }
 
 /// Rounds to the nearest, ties to even.
@@ -568,5 +618,13 @@ pub(super) fn check_rows(vectors: &[f32], dim: usize, metric: Metric) -> Result<
             list.push(row);
         }
     }
-    if count > 0 { Err(BrokerError::BadRows { not_finite, zero, count }) } else { Ok(()) }
+    if count > 0 {
+        Err(BrokerError::BadRows {
+            not_finite,
+            zero,
+            count,
+        })
+    } else {
+        Ok(())
+    }
 }

@@ -10,13 +10,20 @@ fn vectors(rng: &mut Rng, count: usize, dim: usize) -> Vec<f32> {
     (0..count)
         .flat_map(|_| {
             let centre = rng.below(8) as usize * dim;
-            (0..dim).map(|at| centres[centre + at] + 0.8 * (rng.unit() as f32 - 0.5)).collect::<Vec<f32>>()
+            (0..dim)
+                .map(|at| centres[centre + at] + 0.8 * (rng.unit() as f32 - 0.5))
+                .collect::<Vec<f32>>()
         })
         .collect()
 }
 
 fn exact(metric: Metric, a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    let dot = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum::<f64>()
+    };
     match metric {
         Metric::Cosine => dot(a, b) / (dot(a, a) * dot(b, b)).sqrt(),
         Metric::InnerProduct => dot(a, b),
@@ -130,8 +137,14 @@ fn one_thread_builds_the_same_graph_again() {
         .map(|_| {
             let index = SemanticIndex::new(Config::new(32), Costs::default()).unwrap();
             index.put(&ids, &data, 32, 0, Mode::Add, 1).unwrap();
-            let params = Params { ef: 16, executor: Some(Executor::Graph), ..Params::default() };
-            index.search_batch(&data[..32 * 200], 32, &params, 1, &mut SearchScratch::default()).unwrap()
+            let params = Params {
+                ef: 16,
+                executor: Some(Executor::Graph),
+                ..Params::default()
+            };
+            index
+                .search_batch(&data[..32 * 200], 32, &params, 1, &mut SearchScratch::default())
+                .unwrap()
         })
         .collect();
     assert_eq!(answers[0], answers[1]);
@@ -145,14 +158,29 @@ fn graph_search_finds_what_a_scan_finds() {
     let ids: Vec<u64> = (0..count as u64).collect();
     let index = SemanticIndex::new(Config::new(dim), Costs::default()).unwrap();
     index.put(&ids, &data, dim, 0, Mode::Add, 2).unwrap();
-    let queries: Vec<f32> = data[..200 * dim].iter().map(|x| x + 0.3 * (rng.unit() as f32 - 0.5)).collect();
+    let queries: Vec<f32> = data[..200 * dim]
+        .iter()
+        .map(|x| x + 0.3 * (rng.unit() as f32 - 0.5))
+        .collect();
     let mut scratch = SearchScratch::default();
     let mut recall = |executor| {
-        let params = Params { ef: 128, executor: Some(executor), ..Params::default() };
-        let found = index.search_batch(&queries, dim, &params, 1, &mut scratch).unwrap();
-        let scan = Params { executor: Some(Executor::Scan), ..Params::default() };
+        let params = Params {
+            ef: 128,
+            executor: Some(executor),
+            ..Params::default()
+        };
+        let found = index
+            .search_batch(&queries, dim, &params, 1, &mut scratch)
+            .unwrap();
+        let scan = Params {
+            executor: Some(Executor::Scan),
+            ..Params::default()
+        };
         let truth = index.search_batch(&queries, dim, &scan, 1, &mut scratch).unwrap();
-        let hits = found.iter().zip(&truth).map(|(f, t)| f.ids.iter().filter(|id| t.ids.contains(id)).count());
+        let hits = found
+            .iter()
+            .zip(&truth)
+            .map(|(f, t)| f.ids.iter().filter(|id| t.ids.contains(id)).count());
         hits.sum::<usize>() as f64 / (10.0 * found.len() as f64)
     };
     assert!(recall(Executor::Graph) > 0.97, "{}", recall(Executor::Graph));

@@ -4,7 +4,13 @@ use std::arch::x86_64::*;
 use super::{BLOCK, Kernels, LANES, Query, Tail, estimate, fold, sketch_floats};
 use crate::broker::memory::ByteSlab;
 
-pub(super) const KERNELS: Kernels = Kernels { name: "avx2", dots, sieve, tails, panel };
+pub(super) const KERNELS: Kernels = Kernels {
+    name: "avx2",
+    dots,
+    sieve,
+    tails,
+    panel,
+};
 
 #[target_feature(enable = "avx2,fma")]
 #[inline]
@@ -94,14 +100,7 @@ unsafe fn sieve(query: &Query, sketches: &ByteSlab, codes: &ByteSlab, ids: &mut 
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tails(
-    kind: Tail,
-    query: &[f32],
-    tails: &ByteSlab,
-    codes: &ByteSlab,
-    ids: &[u32],
-    out: &mut [f32],
-) {
+unsafe fn tails(kind: Tail, query: &[f32], tails: &ByteSlab, codes: &ByteSlab, ids: &[u32], out: &mut [f32]) {
     for (&id, out) in ids.iter().zip(out) {
         let mut sums = [_mm256_setzero_ps(); 4];
         let mut lanes = [0.0f32; LANES];

@@ -5,14 +5,26 @@ use std::arch::x86_64::*;
 use super::{BLOCK, Kernels, LANES, Query, Tail, estimate, fold, sketch_floats};
 use crate::broker::memory::ByteSlab;
 
-pub(super) const KERNELS: Kernels = Kernels { name: "avx512-vnni", dots, sieve, tails, panel };
+pub(super) const KERNELS: Kernels = Kernels {
+    name: "avx512-vnni",
+    dots,
+    sieve,
+    tails,
+    panel,
+};
 
 /// The sums of four registers, one in each lane.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 #[inline]
 fn sums(x: [__m512i; 4]) -> __m128i {
-    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
-    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+    let ab = _mm512_add_epi32(
+        _mm512_unpacklo_epi32(x[0], x[1]),
+        _mm512_unpackhi_epi32(x[0], x[1]),
+    );
+    let cd = _mm512_add_epi32(
+        _mm512_unpacklo_epi32(x[2], x[3]),
+        _mm512_unpackhi_epi32(x[2], x[3]),
+    );
     let all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
     let half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
     _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1))
@@ -59,7 +71,15 @@ unsafe fn dots(query: &Query, codes: &ByteSlab, ids: &[u32], out: &mut [i32]) {
             }
             // A group that is not full repeats its last member.
             let last = ids.len() - 1;
-            let found = four(query, [at(k), at((k + 1).min(last)), at((k + 2).min(last)), at((k + 3).min(last))]);
+            let found = four(
+                query,
+                [
+                    at(k),
+                    at((k + 1).min(last)),
+                    at((k + 2).min(last)),
+                    at((k + 3).min(last)),
+                ],
+            );
             let mut four = [0i32; 4];
             _mm_storeu_si128(four.as_mut_ptr().cast(), found);
             let room = (ids.len() - k).min(4);
@@ -132,14 +152,7 @@ unsafe fn load(kind: Tail, tail: *const u8, code: *const u8, at: usize) -> __m51
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn tails(
-    kind: Tail,
-    query: &[f32],
-    tails: &ByteSlab,
-    codes: &ByteSlab,
-    ids: &[u32],
-    out: &mut [f32],
-) {
+unsafe fn tails(kind: Tail, query: &[f32], tails: &ByteSlab, codes: &ByteSlab, ids: &[u32], out: &mut [f32]) {
     let lines = query.len() / 64
         * match kind {
             Tail::F32 => 4,
@@ -207,7 +220,10 @@ unsafe fn panel(queries: &[Query], codes: *const u8, rows: usize, out: &mut [i32
                     }
                 }
                 for (j, acc) in acc.into_iter().enumerate() {
-                    put(query + j, _mm_sub_epi32(sums(acc), _mm_set1_epi32(128 * group[j].sum)));
+                    put(
+                        query + j,
+                        _mm_sub_epi32(sums(acc), _mm_set1_epi32(128 * group[j].sum)),
+                    );
                 }
                 query += 4;
             }

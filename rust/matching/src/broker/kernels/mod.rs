@@ -164,7 +164,9 @@ mod tests {
         let slab = ByteSlab::new(4 * width);
         slab.ensure(cells);
         for cell in 0..cells {
-            let bytes: Vec<u8> = (0..width).flat_map(|_| (rng.unit() as f32 * 2.0 - 1.0).to_le_bytes()).collect();
+            let bytes: Vec<u8> = (0..width)
+                .flat_map(|_| (rng.unit() as f32 * 2.0 - 1.0).to_le_bytes())
+                .collect();
             // SAFETY: nobody else has the slab.
             unsafe { slab.write(cell, &bytes) };
         }
@@ -188,13 +190,23 @@ mod tests {
         let codes: Vec<Block> = (0..width / BLOCK)
             .map(|_| {
                 Block(std::array::from_fn(|_| {
-                    (if extreme { 127 - 254 * (rng.below(2) as i32) } else { rng.below(255) as i32 - 127 }) as i8
+                    (if extreme {
+                        127 - 254 * (rng.below(2) as i32)
+                    } else {
+                        rng.below(255) as i32 - 127
+                    }) as i8
                 }))
             })
             .collect();
         let sum = codes.iter().flat_map(|b| b.0).map(i32::from).sum();
         let exact = (0..width).map(|_| rng.unit() as f32 - 0.5).collect();
-        Query { codes, sum, norm: 1.0, slack: 900.0, exact }
+        Query {
+            codes,
+            sum,
+            norm: 1.0,
+            slack: 900.0,
+            exact,
+        }
     }
 
     #[test]
@@ -273,7 +285,11 @@ mod tests {
             codes.read(1)
         };
         let flat = query.codes.iter().flat_map(|b| b.0);
-        let plain: i32 = cell.iter().zip(flat).map(|(&c, q)| (i32::from(c) - 128) * i32::from(q)).sum();
+        let plain: i32 = cell
+            .iter()
+            .zip(flat)
+            .map(|(&c, q)| (i32::from(c) - 128) * i32::from(q))
+            .sum();
         assert_eq!(out[0], plain);
     }
 }

@@ -2,7 +2,13 @@
 use super::{BLOCK, Kernels, LANES, Query, Tail, estimate, fold, sketch_floats};
 use crate::broker::memory::ByteSlab;
 
-pub(super) const KERNELS: Kernels = Kernels { name: "scalar", dots, sieve, tails, panel };
+pub(super) const KERNELS: Kernels = Kernels {
+    name: "scalar",
+    dots,
+    sieve,
+    tails,
+    panel,
+};
 
 /// # Safety
 /// `cell` points to the codes of a vector as wide as the query.
@@ -11,7 +17,11 @@ unsafe fn dot(query: &Query, cell: *const u8) -> i32 {
     for (at, block) in query.codes.iter().enumerate() {
         // SAFETY: block `at` of a cell that has as many blocks as the query.
         let codes = unsafe { std::slice::from_raw_parts(cell.add(at * BLOCK), BLOCK) };
-        sum += codes.iter().zip(&block.0).map(|(&c, &q)| i32::from(c) * i32::from(q)).sum::<i32>();
+        sum += codes
+            .iter()
+            .zip(&block.0)
+            .map(|(&c, &q)| i32::from(c) * i32::from(q))
+            .sum::<i32>();
     }
     sum - 128 * query.sum
 }
@@ -49,14 +59,7 @@ unsafe fn sieve(query: &Query, sketches: &ByteSlab, codes: &ByteSlab, ids: &mut 
     kept
 }
 
-unsafe fn tails(
-    kind: Tail,
-    query: &[f32],
-    tails: &ByteSlab,
-    codes: &ByteSlab,
-    ids: &[u32],
-    out: &mut [f32],
-) {
+unsafe fn tails(kind: Tail, query: &[f32], tails: &ByteSlab, codes: &ByteSlab, ids: &[u32], out: &mut [f32]) {
     for (&id, out) in ids.iter().zip(out) {
         let mut lanes = [0.0f32; LANES];
         // SAFETY: the contract of `Kernels`: whole cells of the query's width.
