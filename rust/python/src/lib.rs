@@ -1,4 +1,5 @@
 //! The extension module `pandacore._core`: exports only.
+mod broker;
 mod detach;
 mod error;
 mod matching;
@@ -10,6 +11,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     use super::*;
+
+    #[pymodule_export]
+    use crate::broker::{PyParams, PySemanticIndex, PySubset};
 
     #[pymodule_export]
     use crate::matching::{
