@@ -57,6 +57,19 @@ def decode_record(
 def verify_record(record: bytes) -> None: ...
 
 @final
+class TrustSearch:
+    """The path rule of one policy on one graph, resolved once; made by ``TrustGraph.search``."""
+
+    def distance(self, anchor: int, target: int) -> int | None:
+        """Length of the shortest accepted chain, None without one."""
+    def distances(self, anchors: NDArray[np.uint32], targets: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """Distances of pairs, -1 where there is no chain."""
+    def reach_count(self, anchor: int) -> int:
+        """Number of nodes that the anchor accepts, itself included."""
+    def reach(self, anchor: int) -> NDArray[np.uint32]:
+        """Nodes that the anchor accepts, in order of distance."""
+
+@final
 class TrustCore:
     def __new__(
         cls,
@@ -127,6 +140,7 @@ class TrustCore:
         ends: NDArray[np.uint32],
     ) -> None: ...
     def advance(self, to: int) -> None: ...
+    def path_search(self, max_depth: int, flags: int) -> TrustSearch: ...
     def need_members(self) -> None: ...
     def is_member(self, node: int) -> bool: ...
     def member_layers(self) -> NDArray[np.uint32]: ...
@@ -148,11 +162,6 @@ class TrustCore:
     def set_version(self, id: int) -> tuple[int, int, int]: ...
     def set_len(self, id: int) -> int: ...
     def bitmap(self, id: int) -> NDArray[np.uint64]: ...
-    def distance(self, anchor: int, target: int, max_depth: int, flags: int) -> int | None: ...
-    def distances(
-        self, anchors: NDArray[np.uint32], targets: NDArray[np.uint32], max_depth: int, flags: int
-    ) -> NDArray[np.int32]: ...
-    def reach_count(self, anchor: int, max_depth: int, flags: int) -> int: ...
     def reach(
         self, anchors: Sequence[int], max_depth: int, flags: int
     ) -> tuple[NDArray[np.uint32], list[int]]: ...
@@ -349,6 +358,9 @@ class RegistryCore:
     def assemble_rows(
         self, capabilities: NDArray[np.uint32], per_capability: int, probes: int, seed: int | None
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]: ...
+    def snapshot_bytes(self) -> bytes: ...
+    @staticmethod
+    def restore_bytes(data: bytes) -> RestoredRegistry: ...
     def time_assembly(
         self,
         capabilities: NDArray[np.uint32],
@@ -362,6 +374,10 @@ class RegistryCore:
         """Nanoseconds per call of the Rust API, a sample per ``chunk`` calls; and the mean team size."""
     def memory(self) -> dict[str, int]:
         """Bytes in use, by part."""
+
+@final
+class RestoredRegistry:
+    """A registry read from a snapshot, for the constructor."""
 
 @final
 class PreparedSpec:

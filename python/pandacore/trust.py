@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 import numpy as np
 
 from pandacore import _core
+from pandacore._core import TrustSearch
 from pandacore.errors import (
     BadConsent,
     BadInterval,
@@ -52,6 +53,7 @@ __all__ = [
     "Revocation",
     "TrustGraph",
     "TrustPolicy",
+    "TrustSearch",
     "TrustStore",
     "TrustedSet",
     "choose_certifiers",
@@ -697,8 +699,8 @@ class TrustGraph:
         self._core = _make_core(members, "", self.policy, now_s, per_signer)
         self._genesis = genesis
         self._named = genesis
-        self._bulk = 0
         self._size = nodes
+        self._default: tuple[TrustPolicy, TrustSearch] | None = None
 
     def _name(self) -> None:
         """Give every node the key that the store wants, before the first certificate of `add`."""
@@ -753,7 +755,6 @@ class TrustGraph:
         """
         issuers, subjects, begins, ends = _columns(issuers, subjects, not_before, not_after)
         self._core.load(self._size, issuers, subjects, begins, ends)
-        self._bulk = len(issuers)
 
     def apply(
         self,
@@ -838,28 +839,44 @@ class TrustGraph:
         self._core.need_members()
         return np.asarray(self._core.member_layers() != UNREACHED)
 
+    def search(self, policy: TrustPolicy | None = None) -> TrustSearch:
+        """Return the path rule of a policy, resolved once, for questions of about a microsecond each.
+
+        ``search.distance(anchor, target)``, ``search.reach_count(anchor)``, ``search.reach(anchor)``; over
+        arrays, ``search.distances(anchors, targets)``. Depth limits of single certificates are obeyed by
+        distances only. The answers follow all later changes of the graph.
+
+        Raises
+        ------
+        ConfigError
+            The policy's rule is not ``path``: the threshold rule has no chains between two nodes.
+        """
+        policy = policy or self.policy
+        if policy.rule != "path":
+            raise ConfigError("only the path rule searches chains", where="rule", hint="use trusted()")
+        if self._default is None or self._default[0] is not policy:
+            self._default = (policy, self._core.path_search(_depth(policy), _flags(policy)))
+        return self._default[1]
+
     def distance(self, anchor: int, target: int, *, policy: TrustPolicy | None = None) -> int | None:
         """Return the length of the shortest chain of rule ``path`` from ``anchor``, or None.
 
         Notes
         -----
-        Searches from both ends. O(d ** (n / 2)) for degree d and depth n.
+        Searches from both ends: about the square root of a search from one end.
         """
-        policy = policy or self.policy
-        return self._core.distance(anchor, target, _depth(policy), self._flags(policy))
+        return self.search(policy).distance(anchor, target)
 
     def distances(
         self, anchors: ArrayLike, targets: ArrayLike, *, policy: TrustPolicy | None = None
     ) -> NDArray[np.int32]:
         """Return `distance` of many pairs; -1 where there is no chain."""
-        policy = policy or self.policy
         first, second = _column("anchors", anchors, np.uint32), _column("targets", targets, np.uint32)
-        return self._core.distances(first, second, _depth(policy), self._flags(policy))
+        return self.search(policy).distances(first, second)
 
     def reach_count(self, anchor: int, *, policy: TrustPolicy | None = None) -> int:
         """Return how many nodes ``anchor`` accepts under rule ``path``, itself included."""
-        policy = policy or self.policy
-        return self._core.reach_count(anchor, _depth(policy), self._flags(policy))
+        return self.search(policy).reach_count(anchor)
 
     def reach(self, anchors: int | Sequence[int], *, policy: TrustPolicy | None = None) -> NDArray[np.uint32]:
         """Return the nodes that the anchors accept, anchors first, in order of layer."""

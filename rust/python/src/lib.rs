@@ -17,7 +17,7 @@ mod _core {
 
     #[pymodule_export]
     use crate::matching::{
-        PyAgentRecord, PyCapability, PyCertificate, PyMember, PyPreparedSpec, PyRegistry, PyTeam,
+        PyAgentRecord, PyCapability, PyCertificate, PyMember, PyPreparedSpec, PyRegistry, PyRestored, PyTeam,
     };
 
     #[pymodule_export]
@@ -25,7 +25,7 @@ mod _core {
 
     #[pymodule_export]
     use crate::trust::{
-        PyKeyPair, PyTrust, collective_id, decode_record, did_of, parse_did, verify_record, verify_signature,
+        PyKeyPair, PySearch, PyTrust, collective_id, decode_record, did_of, parse_did, verify_record, verify_signature,
     };
 
     /// True when this build has optimisation on; benches refuse to run without it.
