@@ -312,6 +312,20 @@ async def test_abort_stops_a_call_from_outside() -> None:
         assert model.backend.cancelled == ["r-7"]
 
 
+async def test_abort_stops_a_call_that_waits_for_its_turn() -> None:
+    async with ScriptedModel(["word " * 50], delay_s=30.0, concurrency=1) as model:
+        first = asyncio.ensure_future(model.client.chat(ask()))
+        await until(lambda: model.calls == 1)
+        second = asyncio.ensure_future(model.client.chat(ask(request_id="waits")))
+        await until(lambda: model._server.load == (1, 1))
+        assert await model.client.abort("waits")
+        with pytest.raises(Cancelled):
+            await second
+        assert model._server.load == (1, 0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
 async def test_abort_stops_a_stream_from_outside() -> None:
     async with ScriptedModel(["word " * 50], delay_s=30.0) as model:
         seen = 0

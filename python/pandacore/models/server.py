@@ -134,11 +134,16 @@ class _Servicer(pb_grpc.ModelServiceServicer):
         context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatResponse],
     ) -> pb.ChatResponse:
         async def work() -> pb.ChatResponse:
+            # Refused before it waits, and abortable while it waits.
             ask = await self._accepted(request)
-            result = await self._tracked(ask, self._backend.chat(ask))
+            result = await self._tracked(ask, self._in_turn(ask))
             return _within_limit(wire.result_to_pb(result, ask.request_id))
 
-        return await self._run(context, work)
+        return await self._run(context, work, gated=False)
+
+    async def _in_turn(self, ask: ChatRequest) -> ChatResult:
+        async with self._gate:
+            return await self._backend.chat(ask)
 
     async def ChatStream(
         self,
@@ -147,7 +152,7 @@ class _Servicer(pb_grpc.ModelServiceServicer):
     ) -> AsyncIterator[pb.ChatEvent]:
         error: BaseException | None = None
         try:
-            async with asyncio.timeout(_time_left(context)), self._gate:
+            async with asyncio.timeout(_time_left(context)):
                 ask = await self._accepted(request)
                 async with contextlib.aclosing(self._events(ask)) as events:
                     async for event in events:
@@ -164,7 +169,7 @@ class _Servicer(pb_grpc.ModelServiceServicer):
 
         async def produce() -> ChatResult:
             result: ChatResult | None = None
-            async with contextlib.aclosing(self._backend.chat_stream(ask)) as deltas:
+            async with self._gate, contextlib.aclosing(self._backend.chat_stream(ask)) as deltas:
                 async for delta in deltas:
                     result = delta.result or result
                     if delta.text or delta.tokens:
