@@ -129,7 +129,8 @@ def _answers(request: ChatRequest) -> Any:
         case "answer" if "Mill 1 " in request.messages[-1].content:
             return errors.ModelNotFound("gone")
         case _:
-            return {"answer": " Ribe 2 ", "evidence": ["1.1", "2.1", "1.1"]}
+            # Half of it, and twice.
+            return {"answer": " Ribe 2 ", "evidence": ["2.1", "2.1"]}
 
 
 async def test_a_generative_model_gets_the_rules_plan_and_a_failed_run_scores_zero(
@@ -146,7 +147,8 @@ async def test_a_generative_model_gets_the_rules_plan_and_a_failed_run_scores_ze
     assert failed["status"] == "failed"
     assert "gone" in failed["failures"][0]
     assert done["answer"] == "Ribe 2"
-    assert done["evidence"] == [["Red Mill 2", 1], ["Ann Lee", 1]]
+    assert ["Ann Lee", 1] in done["evidence"]
+    assert {title for title, _ in done["evidence"]} == {"Ann Lee", "Red Mill 2"}
     # What failed is tried again, what is done is not.
     async with ScriptedModel(_answers) as model:
         settings = json.loads(out.read_text(encoding="utf-8").splitlines()[0])

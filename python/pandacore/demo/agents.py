@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from pandacore.agent import AgentContext, agent
 from pandacore.errors import ConfigError
+from pandacore.models.extractive.cite import support
 from pandacore.models.extractive.hops import first_hop, second_hop
 from pandacore.models.extractive.planning import plan_question
+from pandacore.models.extractive.question import analyse
 from pandacore.models.extractive.retrieve import Library
 from pandacore.models.extractive.text import Passage
 from pandacore.models.types import Document, Message
@@ -35,30 +37,36 @@ _MAX_LISTED: Final = 200  # labels that a schema spells out; a grammar of thousa
 _ANSWER_TOKENS: Final = 256
 _FIRST_HOP: Final = 3
 _SECOND_HOP: Final = 4
+_UNREAD: Final = 3  # of the second hop where nobody read in between: that plan is to save tokens
 
 # Calls of one run share this text and then the passages, so an engine with a prefix cache reads them once.
-_SYSTEM: Final = (
-    "You answer questions from numbered passages. Every sentence begins with its label in brackets."
-)
+_SYSTEM: Final = "You answer questions from passages. Each sentence begins with its label in brackets."
 _READ_PROMPT: Final = (
     "Question: {question}\n"
-    "It needs two steps. List the labels of the sentences that bear on it, and the names in them, not in the "
-    "question, that lead on to the answer.\n"
-    'Reply as {{"facts": ["1.0", "2.1"], "names": ["…"]}}'
+    "Reply as JSON with two keys. facts: the labels of the sentences that bear on the question. names: the "
+    "names in them, not in the question, that lead on to the answer."
 )
 _COMPARE_PROMPT: Final = (
     "Question: {question}\n"
-    "List the labels of the sentences that state the compared property of each side, then the verdict: "
-    "the name of one of them, or yes or no.\n"
-    'Reply as {{"facts": ["1.0", "2.1"], "verdict": "…"}}'
+    "Reply as JSON with two keys. facts: the labels of the sentences that state the compared property of "
+    "each side. verdict: {form}."
 )
+# The evidence comes first: what a model has just copied it can answer from.
 _ANSWER_PROMPT: Final = (
     "Question: {question}\n{found}"
-    "Answer it, then list the labels of the two to four sentences that together prove the answer, from both "
-    "passages that it needs. The answer is a name, a date, a number, a few words copied from the passages, "
-    "or yes or no; never a sentence.\n"
-    'Reply as {{"answer": "…", "evidence": ["1.0", "2.1"]}}'
+    "Reply as JSON with two keys. evidence: the labels of two or three sentences, from two passages, that "
+    "lead from the question to the answer. answer: what the question asks for and nothing else: {form}."
 )
+
+
+def _form(question: str) -> str:
+    """What an answer looks like, by the question's wording: small models say "yes" where a name is asked."""
+    asked = analyse(question)
+    if asked.kind == "yesno":
+        return "yes or no"
+    if asked.kind == "choice" and len(asked.options) == 2:
+        return " or ".join(asked.options)
+    return "a name, date, number or few words exactly as the passages write them"
 
 
 def _labels(documents: Sequence[Document]) -> list[str]:
@@ -78,7 +86,7 @@ def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:
 def _facts(documents: Sequence[Document]) -> dict[str, Any]:
     """The schema of a list of sentences. A label is copied whole: small models misread a pair of numbers."""
     labels = _labels(documents)
-    listed = {"enum": labels} if len(labels) <= _MAX_LISTED else {"pattern": r"^[0-9]+\.[0-9]+$"}
+    listed = {"enum": labels} if 0 < len(labels) <= _MAX_LISTED else {"pattern": r"^[0-9]+\.[0-9]+$"}
     return {"type": "array", "maxItems": 8, "items": {"type": "string", **listed}}
 
 
@@ -94,8 +102,8 @@ def _compare_schema(documents: Sequence[Document]) -> dict[str, Any]:
 def _answer_schema(documents: Sequence[Document]) -> dict[str, Any]:
     # The prompt does not ask for the confidence: a language model's own estimate says little.
     return _object(
-        answer={"type": "string", "maxLength": 300},
         evidence=_facts(documents),
+        answer={"type": "string", "maxLength": 300},
         confidence={"type": "number", "minimum": 0, "maximum": 1},
     )
 
@@ -155,8 +163,11 @@ async def retriever(task: Task, ctx: AgentContext) -> dict[str, Any]:
     positions = {passage.id: i for i, passage in enumerate(library.passages)}
     started = [positions[d] for d in _gathered(task, "documents") if d in positions]
     if started:
+        was_read = any(isinstance(output, Mapping) and "names" in output for output in task.inputs.values())
+        limit = _SECOND_HOP if was_read else _UNREAD
+        names = _gathered(task, "names")
         hits = await asyncio.to_thread(
-            second_hop, library, question, started=started, names=_gathered(task, "names"), limit=_SECOND_HOP
+            second_hop, library, question, started=started, names=names, limit=limit
         )
     else:
         about = _named_in(library, task.text, question)
@@ -205,13 +216,22 @@ async def _ask(
     return value
 
 
-def _quoted(documents: Sequence[Document], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Facts by the documents' own ids, with their text, each once. What points nowhere is left out."""
-    places = {f"{n}.{i}": (d, i) for n, d in enumerate(documents, 1) for i in range(len(d.sentences))}
-    found = dict.fromkeys(label for label in labels if label in places)
+def _cited(documents: Sequence[Document], labels: Sequence[str]) -> list[tuple[int, int]]:
+    """Labels as (document, sentence) positions, each once. What points nowhere is left out."""
+    places = {f"{n + 1}.{i}": (n, i) for n, d in enumerate(documents) for i in range(len(d.sentences))}
+    return list(dict.fromkeys(places[label] for label in labels if label in places))
+
+
+def _quoted(documents: Sequence[Document], places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Facts by the documents' own ids, with their text."""
     return [
-        {"document": d.id, "title": d.title, "sentence": i, "text": d.sentences[i].strip()}
-        for d, i in map(places.__getitem__, found)
+        {
+            "document": documents[n].id,
+            "title": documents[n].title,
+            "sentence": i,
+            "text": documents[n].sentences[i].strip(),
+        }
+        for n, i in places
     ]
 
 
@@ -234,7 +254,7 @@ async def reader(task: Task, ctx: AgentContext) -> dict[str, Any]:
         name="read",
         prompt=_READ_PROMPT.format(question=_question(task)),
     )
-    facts = _quoted(documents, value["facts"])
+    facts = _quoted(documents, _cited(documents, value["facts"]))
     if value["names"]:
         ctx.progress("leads on to " + "; ".join(value["names"][:3]))
     return {"facts": facts, "names": value["names"]}
@@ -257,14 +277,21 @@ async def comparer(task: Task, ctx: AgentContext) -> dict[str, Any]:
         documents,
         _compare_schema(documents),
         name="compare",
-        prompt=_COMPARE_PROMPT.format(question=_question(task)),
+        prompt=_COMPARE_PROMPT.format(question=_question(task), form=_form(_question(task))),
     )
     ctx.progress(f"verdict: {value['verdict'] or 'the passages do not say'}")
     return {
-        "facts": _quoted(documents, value["facts"]),
+        "facts": _quoted(documents, _cited(documents, value["facts"])),
         "verdict": value["verdict"],
         "documents": [document.id for document in documents],
     }
+
+
+def _proof(
+    documents: Sequence[Document], question: str, answer: str, cited: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, int]]:
+    library = Library([Passage(str(n), d.title or d.id, d.sentences) for n, d in enumerate(documents)])
+    return support(library, question, answer, cited)
 
 
 @agent(
@@ -274,7 +301,11 @@ async def comparer(task: Task, ctx: AgentContext) -> dict[str, Any]:
     concurrency=4,
 )
 async def answerer(task: Task, ctx: AgentContext) -> dict[str, Any]:
-    """Answer the whole question. An empty answer with confidence 0 says that the passages do not tell."""
+    """Answer the whole question. An empty answer with confidence 0 says that the passages do not tell.
+
+    The model answers and cites; rules then correct and complete what it cites, see
+    `pandacore.models.extractive.cite`.
+    """
     documents = await _passages(task)
     if not documents:
         ctx.progress("no passage has anything in common with the question")
@@ -291,11 +322,14 @@ async def answerer(task: Task, ctx: AgentContext) -> dict[str, Any]:
         documents,
         _answer_schema(documents),
         name="answer",
-        prompt=_ANSWER_PROMPT.format(question=_question(task), found=found),
+        prompt=_ANSWER_PROMPT.format(question=_question(task), form=_form(_question(task)), found=found),
     )
+    answer = value["answer"].strip()
+    cited = _cited(documents, value["evidence"])
+    proof = await asyncio.to_thread(_proof, documents, _question(task), answer, cited)
     return {
-        "answer": value["answer"].strip(),
-        "evidence": _quoted(documents, value["evidence"]),
+        "answer": answer,
+        "evidence": _quoted(documents, proof),
         "confidence": value.get("confidence"),
     }
 
