@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pandacore.patterns import Execute, Limits, Received, StarHub, StarMember
+from pandacore.patterns import Emit, Execute, Limits, Machine, Received, StarHub, StarMember
 from pandacore.plan import Plan, Subtask
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class StarWorld:
                 life = (name, net.incarnation(name))
                 self.epochs[life] = max(self.epochs.get(life, 1), int(machine.state.get("promised", 1)))
         for action in actions:
+            if isinstance(action, Emit) and action.note["note"] == "commit":
+                author = action.note["agent"]
+                evicted = machine.state["hub"]["evicted"]
+                assert evicted.get(author) != "faulty", f"the output of faulty {author} was accepted"
             if isinstance(action, Execute) and action.agent != name:
                 self.dispatched.setdefault((action.subtask_id, action.attempt), net.now)
         hub = machine.state.get("hub")
@@ -135,3 +140,16 @@ class StarWorld:
 def star_world() -> type[StarWorld]:
     """The class, for tests that choose its options."""
     return StarWorld
+
+
+@pytest.fixture(scope="session")
+def worlds() -> dict[str, Any]:
+    """The class per pattern."""
+    return {"star": StarWorld}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def planted_fault() -> None:
+    """Plants the fault named by ``PANDACORE_MUTANT``, to see that the suite notices it."""
+    if name := os.environ.get("PANDACORE_MUTANT"):
+        Machine.planted = frozenset({name})

@@ -374,7 +374,8 @@ class Contract:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Contract:
         """The inverse of :meth:`to_dict`."""
-        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        return cls(**{**known, "boundaries": tuple(known.get("boundaries", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,6 +209,11 @@ class SimNetwork:
         self._nodes[name] = _Node(name, build, agent, build(), caller)
         self._at(0.0, "start", name, 1)
 
+    def agents(self, work: Callable[[Execute], Any]) -> None:
+        """Replace the work of every agent added so far."""
+        for node in self._nodes.values():
+            node.agent = work if node.agent is not None else None
+
     @property
     def names(self) -> list[str]:
         """All nodes, in the order they were added."""

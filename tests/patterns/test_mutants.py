@@ -1,0 +1,117 @@
+"""Faults planted in the recovery code: the checks of the simulator notice each of them, and only them.
+
+``PANDACORE_MUTANT=name pytest tests/patterns`` plants one for a whole run of the suite.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pandacore import errors
+from pandacore.patterns import Judged, Limits, Machine
+from pandacore.testing import SimFailure, SimNetwork, explore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAST = Limits(retransmit_s=0.5, patience_s=2.0)
+
+
+def star_failover(worlds: Any) -> None:
+    """The hub is cut off while a stand-in takes over."""
+    world = worlds["star"](limits=FAST)
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.partition({"hub"}, at_s=0.1, for_s=3.0)
+        net.chaos(["m2"], crashes=1)
+
+    explore(build, world.check, seeds=range(40), shrink=5)
+
+
+def star_faulty(worlds: Any) -> None:
+    """A watchdog reports a member whose output is on its way."""
+    world = worlds["star"](stand_ins=())
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.tell("hub", Judged("a", 1, ok=False, reason="unrelated"), at_s=0.05)
+
+    explore(build, world.check, seeds=range(20), shrink=5)
+
+
+def star_crash(worlds: Any) -> None:
+    """A member that has work is lost."""
+    world = worlds["star"](stand_ins=())
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.crash("m1", at_s=0.05)
+
+    explore(build, world.check, seeds=range(20), shrink=5)
+
+
+def star_loss(worlds: Any) -> None:
+    """Nothing but lost messages."""
+    world = worlds["star"](stand_ins=())
+
+    def check(net: SimNetwork, report: Any) -> None:
+        world.check(net, report)
+        assert not report.noted("evict"), "a member was given up although it only lost messages"
+
+    explore(world.build, check, seeds=range(40), loss=0.2, shrink=5)
+
+
+def star_caps(worlds: Any) -> None:
+    """An agent that always fails."""
+    world = worlds["star"](stand_ins=(), limits=Limits(steps=20))
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.agents(lambda _: errors.AgentFailed("always"))
+
+    def check(net: SimNetwork, report: Any) -> None:
+        assert report.finishes.get("hub") is not None, "the run did not end"
+        assert report.finishes["hub"].failed
+        assert len(report.executions) <= 20, "more executions than the cap"
+
+    explore(build, check, seeds=range(3), until_s=60, shrink=1)
+
+
+def star_last_holder(worlds: Any) -> None:
+    """The only holders are suspected wrongly, one after the other: they must be taken back."""
+    world = worlds["star"](stand_ins=())
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.replacement = None
+        for name in ("m1", "m2", "m3"):
+            net.suspect("hub", name, at_s=0.02, for_s=0.2)
+
+    def check(net: SimNetwork, report: Any) -> None:
+        world.check(net, report)
+        assert not report.finishes["hub"].failed, "no way on although the members are alive"
+
+    explore(build, check, seeds=range(10), shrink=5)
+
+
+MUTANTS: dict[str, Callable[[Any], None]] = {
+    "no_fencing": star_failover,
+    "accept_faulty": star_faulty,
+    "swap_keeps_assignment": star_crash,
+    "no_retransmission": star_loss,
+    "forget_cap": star_caps,
+    "no_readmission": star_last_holder,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_planted_fault_is_noticed_and_its_absence_is_not(
+    mutant: str, worlds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MUTANTS[mutant](worlds)
+    monkeypatch.setattr(Machine, "planted", frozenset({mutant}))
+    with pytest.raises(SimFailure, match="seed"):
+        MUTANTS[mutant](worlds)
