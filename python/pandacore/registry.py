@@ -15,15 +15,18 @@ Usable alone, without a collective:
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
-from pandacore._core import AgentRecord, Capability, Certificate, Member, PreparedSpec, RegistryCore, Team
-from pandacore.errors import ConfigError, ShapeError
+from pandacore._core import AgentRecord, Capability, Certificate, Member, PreparedSpec, RegistryCore, RestoredRegistry, Team
+from pandacore.errors import ConfigError, CorruptFile, ShapeError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -184,10 +187,11 @@ class Registry(RegistryCore):
         signatures: bool = True,
         trust_by_default: bool = True,
         resolver: Resolver | None = None,
-    ) -> Registry:
+        restored: RestoredRegistry | None = None,
+    ) -> Self:
         if not _is_int(seed) or not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed!r}; it must be a whole number of at most 64 bits", where="seed")
-        self = super().__new__(cls, seed=int(seed), signatures=signatures, trust_by_default=trust_by_default)
+        self = super().__new__(cls, seed=int(seed), signatures=signatures, trust_by_default=trust_by_default, restored=restored)
         self._resolver = resolver
         return self
 
@@ -400,6 +404,46 @@ class Registry(RegistryCore):
         rows = _column("capabilities", capabilities, np.uint32, 2)
         slots, complete = self.assemble_rows(rows, int(per_capability), probes, seed)
         return TeamBatch(slots, complete)
+
+    def snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write everything known to a file: agents, versions, loads, flags, names and tombstones.
+
+        The file appears whole or not at all, and is on the disk when this returns. Every part has a checksum.
+        """
+        target = Path(path)
+        data = self.snapshot_bytes()
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    @classmethod
+    def restore(cls, path: str | os.PathLike[str], *, resolver: Resolver | None = None) -> Self:
+        """A registry as it was at a :meth:`snapshot`; only slots may differ.
+
+        Raises
+        ------
+        CorruptFile
+            The file is damaged, cut off, or no snapshot; ``where`` is its path.
+        """
+        data = Path(path).read_bytes()
+        try:
+            restored = cls.restore_bytes(data)
+        except CorruptFile as error:
+            hint = "restore an older snapshot, or start empty and let announcements come in"
+            raise CorruptFile(error.message, where=str(path), hint=hint) from None
+        return cls(restored=restored, resolver=resolver)
 
     def _trusted(self, trusted: ArrayLike | Iterable[bytes]) -> NDArray[np.uint64]:
         if isinstance(trusted, np.ndarray):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from pandacore.errors import (
     ConfigError,
+    CorruptFile,
     DuplicateId,
     InvalidName,
     ShapeError,
@@ -323,6 +325,54 @@ def test_one_registry_used_by_many_threads_ends_in_the_serial_state() -> None:
     assert len(registry) == 1200
     assert registry.holders("gone") == []
     assert {r.load for n in range(600) if (r := registry.get(agent(n)))} == {199 % 9}
+
+
+def test_snapshot_and_restore(tmp_path: Path) -> None:
+    registry = Registry(seed=4, trust_by_default=False)
+    for n in range(50):
+        registry.announce(agent(n), [f"p.c{n % 7}"], load=n % 5, domain=n % 3, service_s=1.5, tags=["t"])
+        registry.set_trusted(agent(n), n % 2 == 0)
+    registry.withdraw(agent(9), version=30)
+    path = tmp_path / "registry.bin"
+    registry.snapshot(path)
+    registry.snapshot(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["registry.bin"]
+    other = Registry.restore(path)
+    assert len(other) == 49
+    assert other.capabilities() == registry.capabilities()
+    for n in range(50):
+        if n != 9:
+            mine, theirs = registry.get(agent(n)), other.get(agent(n))
+            assert mine is not None
+            assert theirs is not None
+            for name in ("version", "capabilities", "tags", "load", "domain", "service_s", "alive", "trusted"):
+                assert getattr(mine, name) == getattr(theirs, name)
+    other.announce(agent(9), ["p.c1"], version=30)
+    assert agent(9) not in other
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
+def test_damaged_snapshot_is_refused_with_its_path(tmp_path: Path, damage: str) -> None:
+    registry = Registry()
+    registry.announce(agent(1), ["a"])
+    path = tmp_path / "registry.bin"
+    registry.snapshot(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    changed = {"flip": bytes(data), "cut": path.read_bytes()[:-9], "empty": b"", "other": b"{}" * 40}[damage]
+    path.write_bytes(changed)
+    with pytest.raises(CorruptFile, match="registry.bin"):
+        Registry.restore(path)
+    assert path.read_bytes() == changed
+    with pytest.raises(IsADirectoryError):
+        Registry.restore(tmp_path)
+
+
+def test_empty_registry_survives_a_snapshot(tmp_path: Path) -> None:
+    Registry().snapshot(tmp_path / "empty")
+    other = Registry.restore(tmp_path / "empty")
+    assert len(other) == 0
+    assert other.assemble(["a"]).missing == {"a": 1}
 
 
 @settings(max_examples=60, deadline=None)

@@ -34,6 +34,7 @@ mod rcu;
 mod registry;
 mod rng;
 pub mod score;
+mod snapshot;
 mod store;
 mod vocabulary;
 mod window;

@@ -419,6 +419,103 @@ fn a_batch_with_one_id_twice_is_refused_whole() {
     registry.verify();
 }
 
+fn sample(seed: u64) -> Registry {
+    let mut rng = Rng::new(seed);
+    let registry = Registry::new(Config {
+        seed,
+        ..Config::default()
+    });
+    let handles: Vec<u32> = (0..20)
+        .map(|c| registry.intern(&format!("p{}.c{c}", c % 4)).unwrap())
+        .collect();
+    for n in 0..120 {
+        let held: Vec<u32> = (0..rng.below(10))
+            .map(|_| handles[rng.below(20) as usize])
+            .collect();
+        let attributes = Attributes {
+            load: rng.below(9) as u16,
+            service: 9_000,
+            cost: 3,
+            rtt: 7,
+            concurrency: 2,
+        };
+        let announcement = Announcement {
+            id: id(n),
+            capabilities: &held,
+            version: Some(5),
+            domain: rng.below(9) as u16,
+            attributes,
+        };
+        let slot = registry.announce(&announcement).unwrap().slot;
+        registry
+            .set_flags(
+                slot,
+                [ALIVE, TRUSTED, DRAINING][rng.below(3) as usize],
+                rng.below(2) == 0,
+            )
+            .unwrap();
+        if rng.below(5) == 0 {
+            registry.withdraw(&id(n), Some(7)).unwrap();
+        }
+    }
+    registry
+}
+
+#[test]
+fn snapshots_restore_everything_but_slots() {
+    let registry = sample(3);
+    let bytes = registry.snapshot();
+    let other = Registry::restore(&bytes).unwrap();
+    other.verify();
+    assert_eq!(other.len(), registry.len());
+    assert_eq!(other.config(), registry.config());
+    assert_eq!(other.vocabulary(false), registry.vocabulary(false));
+    for n in 0..120 {
+        let record = |r: &Registry| {
+            r.slot_of(&id(n)).map(|slot| {
+                let mut record = r.record(slot).unwrap();
+                record.slot = 0;
+                record.held.sort_unstable();
+                record
+            })
+        };
+        assert_eq!(record(&other), record(&registry));
+        // Tombstones came along: a late announcement still loses.
+        if registry.slot_of(&id(n)).is_none() {
+            assert!(!announce(&other, n, &[0], Some(7), 0));
+        }
+    }
+    let empty = Registry::restore(&Registry::new(Config::default()).snapshot()).unwrap();
+    assert!(empty.is_empty());
+}
+
+#[test]
+fn damaged_snapshots_are_refused() {
+    let bytes = sample(4).snapshot();
+    let mut rng = Rng::new(6);
+    for k in 0..100 {
+        let cut = bytes.len() * k / 100;
+        assert!(
+            matches!(Registry::restore(&bytes[..cut]), Err(RegistryError::Corrupt(_))),
+            "cut at {cut}"
+        );
+    }
+    for _ in 0..1_000 {
+        let mut damaged = bytes.clone();
+        let at = rng.below(bytes.len() as u32) as usize;
+        damaged[at] ^= 1 << rng.below(8);
+        assert!(
+            matches!(Registry::restore(&damaged), Err(RegistryError::Corrupt(_))),
+            "flip at {at}"
+        );
+    }
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert!(Registry::restore(&longer).is_err());
+    // Sections in another order have other checksums.
+    assert!(Registry::restore(b"").is_err());
+}
+
 /// Readers on some threads, writers of every kind on others: no team ever has an agent that lacks the capability
 /// for good, and when all is quiet the registry equals a serial one.
 #[test]

@@ -605,6 +605,18 @@ impl PyRegistry {
         Ok((slots, complete.into_pyarray(py)))
     }
 
+    fn snapshot_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = off_gil(py, || Ok::<_, RegistryError>(self.0.snapshot()))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Checks and reads a snapshot, for the constructor.
+    #[staticmethod]
+    fn restore_bytes(py: Python<'_>, data: &[u8]) -> PyResult<PyRestored> {
+        let registry = off_gil(py, || Registry::restore(data))?;
+        Ok(PyRestored(Mutex::new(Some(registry))))
+    }
+
     /// Nanoseconds per call of the Rust API, for benchmarks: one sample per `chunk` calls over the rows.
     #[pyo3(signature = (capabilities, *, mode, per_capability, probes, chunk, seed))]
     #[expect(clippy::too_many_arguments, reason = "the conditions of one measurement")]
@@ -674,6 +686,10 @@ impl PyRegistry {
         Ok(dict)
     }
 }
+
+/// A registry read from a snapshot, on its way into the Python object.
+#[pyclass(frozen, name = "RestoredRegistry", module = "pandacore._core")]
+pub(crate) struct PyRestored(Mutex<Option<Registry>>);
 
 /// A request as the caller gave it, names unresolved.
 #[derive(Clone)]
