@@ -355,7 +355,9 @@ def test_loaded_graph_follows_events() -> None:
     "bad", [np.zeros((2, 2), np.uint32), np.array([0.5]), np.array([-1]), np.array([2**40]), np.array(["x"])]
 )
 def test_wrong_arrays_raise_shape_error(bad: np.ndarray) -> None:
-    graph = TrustGraph(4)
+    graph = TrustGraph(4, policy=PATH)
+    with pytest.raises(ConfigError, match="path rule"):
+        graph.distance(0, 1, policy=TrustPolicy.strict())
     with pytest.raises(ShapeError):
         graph.distances(bad, [0])
     with pytest.raises(ShapeError):

@@ -13,4 +13,5 @@ __all__ = ["BENCHES"]
 BENCHES: dict[str, tuple[str, str]] = {
     "assembly": ("pandacore.bench.assembly", "put teams together, dedicated and consolidated"),
     "registry": ("pandacore.bench.registry_bench", "load, update and memory of the registry"),
+    "trust": ("pandacore.bench.trust", "trusted sets, chains and certificate events"),
 }
