@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from types import TracebackType
 
+    from pandacore.journal import Journal
     from pandacore.models.client import ModelClient
-    from pandacore.patterns.base import Pattern
+    from pandacore.patterns.base import Machine
     from pandacore.registry import Registry
     from pandacore.task import Event
     from pandacore.team.driver import EventStream, Run, Services
@@ -54,8 +55,15 @@ class Collective:
     HELLO
     """
 
-    def __init__(self, *, model: str | ModelClient | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        model: str | ModelClient | None = None,
+        journal: str | os.PathLike[str] | Journal | None = None,
+        seed: int | None = None,
+    ) -> None:
         self._model_spec = model
+        self._journal_spec = journal
         self._random = Random(seed)
         self._pid = os.getpid()
         self._state = "new"
@@ -70,7 +78,13 @@ class Collective:
         self._facade: SyncCollective | None = None
 
     @classmethod
-    def local(cls, *, model: str | ModelClient | None = None, seed: int | None = None) -> Collective:
+    def local(
+        cls,
+        *,
+        model: str | ModelClient | None = None,
+        journal: str | os.PathLike[str] | Journal | None = None,
+        seed: int | None = None,
+    ) -> Collective:
         """A collective of this process alone.
 
         Parameters
@@ -79,10 +93,13 @@ class Collective:
             What ``ctx.model`` and the planner use: ``"extractive"`` (no weights), ``"llama:NAME"``,
             ``"openai:MODEL"``, or ``"grpc://host:port/model"`` of a running server. The first three start a
             model server as a child process. None: no model; plans are made by rule.
+        journal : path or Journal, optional
+            Where runs are logged, durably, so that a crashed one can be taken up by :meth:`resume`. A path is
+            opened with ``durability="sync"`` and closed with the collective. None: runs are not logged.
         seed : int, optional
             For every random choice of the runtime (ties between agents, jitter).
         """
-        return cls(model=model, seed=seed)
+        return cls(model=model, journal=journal, seed=seed)
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -108,6 +125,7 @@ class Collective:
         self._facade.close()
 
     async def _start(self) -> None:
+        from pandacore.journal import Journal
         from pandacore.registry import Registry
         from pandacore.team.assembly import Assembler
         from pandacore.team.directory import Directory
@@ -124,6 +142,9 @@ class Collective:
                     from pandacore.models.handle import connect
 
                     model = (await stack.enter_async_context(connect(self._model_spec))).client
+                journal = self._journal_spec
+                if journal is not None and not isinstance(journal, Journal):
+                    journal = stack.enter_context(Journal(journal))
                 directory = Directory(Registry(seed=self._random.getrandbits(63)))
                 stack.push_async_callback(directory.close)
                 self._host = Host(
@@ -132,7 +153,7 @@ class Collective:
                 stack.push_async_callback(self._host.close)
                 await self._host.start()
                 self._services = Services(
-                    directory, Assembler(directory, random=self._random), model, self._random
+                    directory, Assembler(directory, random=self._random), model, self._random, journal
                 )
                 for agent in self._agents.values():
                     self._announce(agent)
@@ -237,7 +258,7 @@ class Collective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Pattern] = "star",
+        pattern: str | type[Machine] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Result:
@@ -246,7 +267,7 @@ class Collective:
         Parameters
         ----------
         task : Task or str
-        pattern : str or Pattern class
+        pattern : str or Machine class
             ``"star"``, or a pattern of your own.
         budget : Budget, optional
             Default: no token cap, 300 s, 1000 subtask executions.
@@ -281,7 +302,7 @@ class Collective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Pattern] = "star",
+        pattern: str | type[Machine] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Run:
@@ -307,7 +328,55 @@ class Collective:
             raise errors.ConfigError(
                 f"no planner {planner!r}", where="run(planner=…)", hint="auto, model or rule"
             )
-        run = Run(task, _pattern(pattern), budget or Budget(), self._open_services(), planner=planner)
+        name, machine = _pattern(pattern)
+        return self._follow(
+            Run(task, name, machine, budget or Budget(), self._open_services(), planner=planner)
+        )
+
+    def resume(self, run_id: str) -> Run:
+        """Take up a run that a crash left open in the journal; what was committed is not done again.
+
+        The team is formed anew out of the agents that are here now. Subtasks that were in flight are asked
+        for at their agents; what no agent knows of is executed again if the task is idempotent, and ends the
+        run as ``UnknownOutcome`` if not.
+
+        Raises
+        ------
+        StateError
+            The collective has no journal, or the run has ended, or is in progress here.
+        UnknownRun, JournalCorrupt, IncompatibleJournal
+            The journal cannot give the run.
+        """
+        from pandacore.team.driver import Run
+        from pandacore.team.past import read_past
+
+        self._require_open()
+        services = self._open_services()
+        if services.journal is None:
+            raise errors.StateError(
+                "the collective has no journal", hint="start it with Collective.local(journal=PATH)"
+            )
+        if any(run.id == run_id for run in self._runs):
+            raise errors.StateError(f"run {run_id} is in progress here", hint="wait for it")
+        opened = read_past(services.journal, run_id)
+        if opened.finished is not None:
+            raise errors.StateError(
+                f"run {run_id} has ended: {opened.finished['status']}", hint="show it with `pandacore show`"
+            )
+        name, machine = _pattern(opened.pattern)
+        return self._follow(
+            Run(
+                opened.task,
+                name,
+                machine,
+                opened.budget,
+                services,
+                planner=opened.planner,
+                past=opened.past,
+            )
+        )
+
+    def _follow(self, run: Run) -> Run:
         self._runs.add(run)
         run._main.add_done_callback(lambda _: self._runs.discard(run))
         return run
@@ -316,7 +385,7 @@ class Collective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Pattern] = "star",
+        pattern: str | type[Machine] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> EventStream:
@@ -412,24 +481,24 @@ class Collective:
         return f"<Collective {self._state}, {len(self._agents)} agents, {len(self._runs)} runs>"
 
 
-def _pattern(pattern: str | type[Pattern]) -> type[Pattern]:
+def _pattern(pattern: str | type[Machine]) -> tuple[str, type[Machine]]:
     from pandacore.names import suggestions
-    from pandacore.patterns import PATTERNS
-    from pandacore.patterns.base import Pattern
+    from pandacore.patterns import MACHINES
+    from pandacore.patterns.base import Machine
 
     if isinstance(pattern, str):
-        if pattern in PATTERNS:
-            return PATTERNS[pattern]
-        close = suggestions(pattern, PATTERNS)
+        if pattern in MACHINES:
+            return pattern, MACHINES[pattern][0]
+        close = suggestions(pattern, MACHINES)
         raise errors.ConfigError(
-            f"no pattern {pattern!r}; known: {', '.join(PATTERNS)}",
+            f"no pattern {pattern!r}; known: {', '.join(MACHINES)}",
             where="run(pattern=…)",
-            hint=f"did you mean {close[0]!r}?" if close else "use one of them, or a Pattern class",
+            hint=f"did you mean {close[0]!r}?" if close else "use one of them, or a Machine class",
         )
-    if isinstance(pattern, type) and issubclass(pattern, Pattern):
-        return pattern
+    if isinstance(pattern, type) and issubclass(pattern, Machine):
+        return pattern.__name__, pattern
     raise errors.ConfigError(
-        "a pattern is a name or a Pattern class", where="run(pattern=…)", hint='use "star"'
+        "a pattern is a name or a Machine class", where="run(pattern=…)", hint='use "star"'
     )
 
 
@@ -517,7 +586,7 @@ class SyncCollective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Pattern] = "star",
+        pattern: str | type[Machine] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Result:
@@ -528,7 +597,7 @@ class SyncCollective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Pattern] = "star",
+        pattern: str | type[Machine] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Iterator[Event]:

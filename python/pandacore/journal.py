@@ -44,13 +44,8 @@ class Kind(StrEnum):
 
     RUN = "run"
     PLAN = "plan"
-    TEAM = "team"
-    DISPATCH = "dispatch"
-    COMMIT = "commit"
-    ATTEMPT_FAILED = "attempt_failed"
     CHECKPOINT = "checkpoint"
-    INPUT_REQUIRED = "input_required"
-    ANSWER = "answer"
+    SPENT = "spent"
     RESUMED = "resumed"
     FINISH = "finish"
 

@@ -25,6 +25,7 @@ MAX_VOCABULARY: Final = 200
 """Most capabilities that are shown to a planning model."""
 MAX_TITLES: Final = 50
 """Most document titles that a planning model is told; the texts go to the agents, not to the planner."""
+_SHOWN: Final = 4_000
 _REPAIRS: Final = 2
 
 PLAN_SCHEMA: Final[Mapping[str, Any]] = {
@@ -99,8 +100,16 @@ def _words(text: str) -> set[str]:
     return {w[:6] for w in re.findall(r"[^\W_]+", text.casefold()) if len(w) > 2}
 
 
-async def plan_by_model(task: Task, vocabulary: Mapping[str, str], model: BoundModel) -> Plan:
+async def plan_by_model(
+    task: Task,
+    vocabulary: Mapping[str, str],
+    model: BoundModel,
+    stuck: Mapping[str, Any] | None = None,
+) -> Plan:
     """Ask the model for a plan over the known capabilities.
+
+    ``stuck`` is what a run knows when its plan got stuck: the finished ``outputs`` and the ``errors``; the
+    new plan shall repeat finished subtasks word by word, so that their outputs are kept.
 
     The output is constrained to :data:`PLAN_SCHEMA`. Names are resolved in code (`pandacore.names.resolve`);
     a plan with an unknown name, a cycle or a dangling dependency is sent back with the reason, twice at most.
@@ -125,6 +134,8 @@ async def plan_by_model(task: Task, vocabulary: Mapping[str, str], model: BoundM
         ),
         Message.user(task.text),
     ]
+    if stuck is not None:
+        messages.append(Message.user(_stuck_text(stuck)))
     metadata = {**task.metadata, "task": "plan", "capabilities": json.dumps(list(shown), ensure_ascii=False)}
     for repair in range(_REPAIRS + 1):
         result = await model.generate_json(messages, PLAN_SCHEMA, metadata=metadata, max_tokens=1024)
@@ -143,6 +154,16 @@ async def plan_by_model(task: Task, vocabulary: Mapping[str, str], model: BoundM
                 Message.user(f"That plan is not valid: {error}. Give the corrected plan."),
             ]
     raise AssertionError("unreachable")
+
+
+def _stuck_text(stuck: Mapping[str, Any]) -> str:
+    plan = json.dumps(stuck.get("plan"), ensure_ascii=False)[:_SHOWN]
+    failed = "; ".join(f"{k or 'run'}: {e.get('message', '')}" for k, e in stuck.get("errors", {}).items())
+    done = ", ".join(stuck.get("outputs", {})) or "none"
+    return (
+        f"The plan {plan} got stuck: {failed[:_SHOWN]}. Finished subtasks: {done}. Give another plan; repeat "
+        "the finished subtasks exactly, and find another way for the rest."
+    )
 
 
 def _checked(value: Mapping[str, Any], vocabulary: Mapping[str, str]) -> Plan:

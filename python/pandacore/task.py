@@ -16,6 +16,7 @@ from pandacore.models.types import Document, Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pandacore.patterns.base import Contract
     from pandacore.plan import Plan
 
 __all__ = [
@@ -65,11 +66,14 @@ class Budget:
         Seconds from the start of the run to its end.
     steps : int, optional
         Subtask executions, retries included.
+    replans : int
+        Changes of the plan after it got stuck; 0: none.
     """
 
     tokens: int | None = None
     wall_s: float | None = 300.0
     steps: int | None = 1_000
+    replans: int = 3
 
     def __post_init__(self) -> None:
         for name in ("tokens", "wall_s", "steps"):
@@ -78,6 +82,17 @@ class Budget:
                 raise ConfigError(
                     f"must be above 0, not {value}", where=f"Budget.{name}", hint="use None for no cap"
                 )
+        if not 0 <= self.replans <= 1_000:
+            raise ConfigError(f"must be 0 to 1000, not {self.replans}", where="Budget.replans", hint="use 3")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The caps as JSON-ready data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Budget:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +116,12 @@ class Task:
     plan : Plan, optional
         A ready plan; planning is skipped.
     redundancy : mapping of str to int, optional
-        Agents to hold per capability (default 1).
+        Agents to hold per capability (default 1): one works, the others are there when it fails.
+    race : bool
+        True: all agents held for a capability work on each of its subtasks; the first output counts.
+    contracts : mapping of str to Contract, optional
+        Per subtask id of the plan: what its output must keep. A broken contract is sent back once, then
+        another agent takes over.
     priority : int
         Larger runs earlier in an agent's queue.
     idempotent : bool
@@ -119,6 +139,8 @@ class Task:
     priority: int = 0
     idempotent: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+    race: bool = False
+    contracts: Mapping[str, Contract] = field(default_factory=dict)
     # Set by the runtime on what an agent receives.
     capability: str = ""
     root_text: str = ""
@@ -126,6 +148,7 @@ class Task:
     subtask_id: str = ""
     attempt: int = 1
     idempotency_key: str = ""
+    contract: Contract | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
@@ -151,6 +174,37 @@ class Task:
                     where="Task.redundancy",
                     hint="lower it",
                 )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the caller gave, as JSON-ready data."""
+        return {
+            "text": self.text,
+            "capabilities": list(self.capabilities),
+            "documents": [[d.id, d.title, list(d.sentences)] for d in self.documents],
+            "inputs": dict(self.inputs),
+            "plan": self.plan.to_dict() if self.plan else None,
+            "redundancy": dict(self.redundancy),
+            "priority": self.priority,
+            "idempotent": self.idempotent,
+            "metadata": dict(self.metadata),
+            "race": self.race,
+            "contracts": {name: c.to_dict() for name, c in self.contracts.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Task:
+        """The inverse of :meth:`to_dict`."""
+        from pandacore.patterns.base import Contract
+        from pandacore.plan import Plan
+
+        return cls(
+            **{
+                **data,
+                "documents": [Document(*d) for d in data["documents"]],
+                "plan": Plan.from_dict(data["plan"]) if data["plan"] else None,
+                "contracts": {name: Contract.from_dict(c) for name, c in data["contracts"].items()},
+            }
+        )
 
 
 class Status(StrEnum):
@@ -281,23 +335,24 @@ class Result:
 
     def to_json(self) -> str:
         """One JSON object with everything but the events and documents."""
-        return json.dumps(
-            {
-                "run_id": self.run_id,
-                "status": str(self.status),
-                "output": self.value,
-                "outputs": dict(self.outputs),
-                "failures": [dataclasses.asdict(f) for f in self.failures],
-                "usage": dataclasses.asdict(self.usage),
-                "timings": dataclasses.asdict(self.timings),
-                "team": [
-                    {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why}
-                    for m in self.team.members
-                ],
-                "plan": self.plan.to_dict() if self.plan else None,
-            },
-            ensure_ascii=False,
-        )
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready data."""
+        return {
+            "run_id": self.run_id,
+            "status": str(self.status),
+            "output": self.value,
+            "outputs": dict(self.outputs),
+            "failures": [dataclasses.asdict(f) for f in self.failures],
+            "usage": dataclasses.asdict(self.usage),
+            "timings": dataclasses.asdict(self.timings),
+            "team": [
+                {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why}
+                for m in self.team.members
+            ],
+            "plan": self.plan.to_dict() if self.plan else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ async def fill(path: Path, records: int = 5, run_id: str = "r1") -> None:
     with Journal(path) as journal:
         await journal.append(run_id, Kind.RUN, FIRST)
         for n in range(records - 1):
-            await journal.append(run_id, Kind.COMMIT, {"subtask": f"s{n}", "output": "x" * 50})
+            await journal.append(run_id, Kind.CHECKPOINT, {"subtask": f"s{n}", "output": "x" * 50})
 
 
 async def test_records_come_back_in_order_and_runs_are_listed(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def main():
     journal = Journal(sys.argv[1])
     await journal.append("r", Kind.RUN, {"pattern": "star", "task": {"text": "q"}})
     for n in range(100_000):
-        await journal.append("r", Kind.COMMIT, {"n": n, "pad": "x" * 500})
+        await journal.append("r", Kind.CHECKPOINT, {"n": n, "pad": "x" * 500})
         print(n, flush=True)
 asyncio.run(main())
 """
@@ -115,7 +115,7 @@ async def test_fc_52_what_was_acknowledged_survives_kill_9(tmp_path: Path, after
     acknowledged = int(rest[-1]) if rest else acknowledged
     await process.wait()
     with Journal(path) as journal:  # the dead owner's lock is free
-        numbers = [r.body["n"] for r in journal.read("r") if r.kind is Kind.COMMIT]
+        numbers = [r.body["n"] for r in journal.read("r") if r.kind is Kind.CHECKPOINT]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) > acknowledged
 
@@ -225,13 +225,13 @@ async def main():
     written = 0
     try:
         for n in range(1000):
-            await journal.append("r", Kind.COMMIT, {"n": n, "pad": "x" * 2000})
+            await journal.append("r", Kind.CHECKPOINT, {"n": n, "pad": "x" * 2000})
             written += 1
     except errors.StorageFull as error:
         assert error.hint
-    assert len([r for r in journal.read("r") if r.kind is Kind.COMMIT]) == written
+    assert len([r for r in journal.read("r") if r.kind is Kind.CHECKPOINT]) == written
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    await journal.append("r", Kind.COMMIT, {"n": written})
+    await journal.append("r", Kind.CHECKPOINT, {"n": written})
     assert [r.body["n"] for r in journal.read("r", after=1)] == list(range(written + 1))
     journal.close()
     print("written", written)

@@ -1,19 +1,21 @@
-"""One run, from task to result: plans, forms the team, carries out what the pattern asks, ends for sure."""
+"""One run, from task to result: plans, forms the team, carries out what the machine asks, ends for sure."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
+from pandacore.journal import Kind
 from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
 from pandacore.models.wire import documents_to_pb
-from pandacore.patterns.base import AttemptEnded, AttemptFailed, Begin, Dispatch, Finish, StopAttempt
+from pandacore.patterns import base
 from pandacore.planning import plan_by_model, plan_by_rule
 from pandacore.rpc.v1 import agent_pb2
 from pandacore.task import (
@@ -36,21 +38,21 @@ from pandacore.task import (
     new_id,
 )
 from pandacore.team.client import Completed, Progress, Started, SubtaskError
+from pandacore.team.contract import broken_term
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
     from random import Random
 
+    from pandacore.journal import Journal
     from pandacore.models.bound import BoundModel
     from pandacore.models.budget import Reservation
     from pandacore.models.client import ModelClient
-    from pandacore.patterns.base import Action, Input, Pattern
     from pandacore.plan import Plan
-    from pandacore.task import Member
     from pandacore.team.assembly import Assembler
     from pandacore.team.directory import Directory
 
-__all__ = ["EventStream", "Run"]
+__all__ = ["EventStream", "Past", "Run", "Services"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,10 @@ MAX_PROGRESS_EVENTS: Final = 10_000
 """Progress events kept per run; later ones are dropped. The other kinds are bounded by the plan."""
 CANCEL_S: Final = 0.8
 """Seconds to wait for agents to confirm a cancellation."""
+ORPHAN_GRACE_S: Final = 30.0
+"""How long an agent goes on without its caller in a run with a journal, so that a resumed run finds the
+result instead of doing the work twice."""
+HUB: Final = "hub"
 _BACKOFF_S: Final = (0.01, 0.5)
 
 
@@ -69,41 +75,66 @@ class Services:
     assembler: Assembler
     model: ModelClient | None
     random: Random
+    journal: Journal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the journal holds of a run that is taken up again."""
+
+    run_id: str
+    plan: Plan | None
+    source: str
+    state: Mapping[str, Any] | None
+    usage: Usage
 
 
 class Run:
-    """A task in progress. Made by ``Collective.start``; bound to the collective's event loop.
+    """A task in progress. Made by ``Collective.start`` or ``resume``; bound to the collective's event loop.
 
     Whatever happens, a run ends in one :class:`Result`, its last event is ``RunFinished``, and nothing of it
     goes on afterwards.
     """
 
     def __init__(
-        self, task: Task, pattern: type[Pattern], budget: Budget, services: Services, *, planner: str = "auto"
+        self,
+        task: Task,
+        pattern: str,
+        machine: Callable[..., base.Machine],
+        budget: Budget,
+        services: Services,
+        *,
+        planner: str = "auto",
+        past: Past | None = None,
     ) -> None:
-        self.id = new_id()
+        self.id = past.run_id if past else new_id()
         self.task = task
-        self._pattern_type = pattern
+        self._pattern = pattern
+        self._machine_type = machine
         self._budget = budget
         self._services = services
         self._planner = planner
+        self._past = past
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._ledger = TokenLedger(budget.tokens, name="Budget.tokens")
-        self._usage = Usage()
+        self._usage = past.usage if past else Usage()
+        self._ledger.reserve(0).settle(self._usage.total_tokens)
         self._unshared = 0
-        self._steps = 0
         self._events: list[Event] = []
         self._progress_events = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self._plan: Plan | None = None
+        self._source = ""
         self._team = TeamView()
         self._marks: dict[str, float] = {}
-        self._pattern: Pattern | None = None
-        self._inbox: asyncio.Queue[Input] = asyncio.Queue()
+        self._machine: base.Machine | None = None
+        self._inbox: asyncio.Queue[base.Event] = asyncio.Queue()
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._assigned: dict[tuple[str, int], bytes] = {}
-        self._blamed: dict[str, set[bytes]] = {}
+        self._completed: dict[tuple[str, int], tuple[str, Completed]] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: list[Failure] = []
         self._last_failures: dict[str, Failure] = {}
         self._result: Result | None = None
@@ -146,12 +177,7 @@ class Run:
                 finish = await self._work()
             value = finish.value
             status = Status.FAILED if finish.failed else Status.COMPLETED
-            self._failures += [
-                self._last_failures.get(s) or Failure.of(e, subtask_id=s) for s, e in finish.failed.items()
-            ]
-        except asyncio.CancelledError:
-            status = Status.CANCELLED
-            self._failures.append(Failure.of(errors.Cancelled("the run was cancelled")))
+            self._failures += [self._failure(s, e) for s, e in finish.failed.items()]
         except errors.PandacoreError as error:
             self._failures.append(Failure.of(error))
         except TimeoutError:
@@ -168,6 +194,9 @@ class Run:
                     )
                 )
             )
+        except asyncio.CancelledError:
+            status = Status.CANCELLED
+            self._failures.append(Failure.of(errors.Cancelled("the run was cancelled")))
         except Exception as error:  # a fault of ours must still end the run, visibly
             logger.exception("run %s failed by an internal error", self.id)
             self._failures.append(Failure.of(error))
@@ -175,31 +204,76 @@ class Run:
             self._stopping = True
             await self._end(status, value)
 
-    async def _work(self) -> Finish:
-        self._plan, source = await self._make_plan()
+    async def _work(self) -> base.Finish:
+        if self._past is None:
+            await self._log(
+                Kind.RUN,
+                {
+                    "pattern": self._pattern,
+                    "planner": self._planner,
+                    "task": self.task.to_dict(),
+                    "budget": self._budget.to_dict(),
+                },
+            )
+        else:
+            await self._log(Kind.RESUMED, {})
+        self._plan, self._source = await self._make_plan()
         self._mark("plan")
-        self._emit(PlanReady, plan=self._plan, source=source)
+        if self._past is None or self._past.plan is None:
+            await self._log(Kind.PLAN, {"plan": self._plan.to_dict(), "source": self._source})
+        self._emit(PlanReady, plan=self._plan, source=self._source)
         required = {c: self.task.redundancy.get(c, 1) for c in self._plan.capabilities}
         self._team = await self._services.assembler.form(required, self.id)
         self._mark("assemble")
         self._emit(TeamFormed, team=self._team)
-        self._pattern = self._pattern_type(
-            self._plan, inputs=self.task.inputs, idempotent=self.task.idempotent
-        )
-        finish = self._carry_out(self._pattern.handle(Begin()))
+        machine = self._machine = self._make_machine()
+        self._inbox.put_nowait(base.Start())
+        finish = None
         while finish is None:
-            finish = self._carry_out(self._pattern.handle(await self._inbox.get()))
+            finish = await self._carry_out(machine.handle(await self._inbox.get()))
         return finish
 
+    def _make_machine(self) -> base.Machine:
+        assert self._plan is not None
+        team: dict[str, list[str]] = {}
+        for member in self._team.members:
+            team.setdefault(member.capability, []).append(member.agent_id.hex())
+        machine = self._machine_type(
+            self.id,
+            HUB,
+            self._plan,
+            team,
+            inputs=self.task.inputs,
+            idempotent=self.task.idempotent,
+            redundancy={c: len(p) for c, p in team.items()} if self.task.race else {},
+            contracts=self.task.contracts,
+            late_binding=True,
+            limits=base.Limits(
+                steps=self._budget.steps or 2**31, replans=self._budget.replans, retransmit_s=None
+            ),
+        )
+        if self._past is not None and self._past.state is not None:
+            machine.restore(self._past.state)
+            # Nobody of the earlier process is known to be there: the machine swaps in the team formed now.
+            lost = {p for pool in machine.state["hub"]["team"].values() for p in pool}
+            for peer in sorted(lost - {m.agent_id.hex() for m in self._team.members}):
+                if bytes.fromhex(peer) not in self._services.directory:
+                    self._inbox.put_nowait(base.PeerDown(peer))
+        return machine
+
     async def _make_plan(self) -> tuple[Plan, str]:
+        if self._past is not None and self._past.plan is not None:
+            return self._past.plan, self._past.source
         if self.task.plan is not None:
             return self.task.plan, "user"
         vocabulary = self._services.directory.vocabulary()
         if not vocabulary:
             raise errors.NoTeam("the collective has no agents", hint="add some with collective.add(...)")
         model = self._model()
-        by_rule = self._planner == "rule" or (self._planner == "auto" and len(self.task.capabilities) == 1)
-        if model is None or by_rule or (self._planner == "auto" and len(vocabulary) == 1):
+        by_rule = self._planner == "rule" or (
+            self._planner == "auto" and (len(self.task.capabilities) == 1 or len(vocabulary) == 1)
+        )
+        if model is None or by_rule:
             if self._planner == "model":
                 raise errors.ConfigError(
                     "planner='model' needs a model", hint='start the collective with model="extractive"'
@@ -224,83 +298,194 @@ class Run:
             return None
         return max(self._began + self._budget.wall_s - self._loop.time(), 0.0)
 
+    async def _log(self, kind: Kind, body: Any) -> None:
+        if self._services.journal is not None:
+            await self._services.journal.append(self.id, kind, body)
+
     # -- actions -------------------------------------------------------------------------------------
 
-    def _carry_out(self, actions: list[Action]) -> Finish | None:
+    async def _carry_out(self, actions: list[base.Action]) -> base.Finish | None:
         finish = None
         for action in actions:
             match action:
-                case Dispatch():
-                    key = (action.subtask_id, action.attempt)
-                    self._unshared += 1
-                    self._attempts[key] = self._loop.create_task(self._attempt(action))
-                case StopAttempt(subtask_id, attempt):
-                    if (running := self._attempts.get((subtask_id, attempt))) is not None:
-                        running.cancel()
-                case Finish():
+                case base.Checkpoint(state, full):
+                    await self._log(Kind.CHECKPOINT, {"state": state, "full": full})
+                case base.Execute(subtask_id, attempt):
+                    if (subtask_id, attempt) not in self._attempts:
+                        self._unshared += 1
+                        self._attempts[subtask_id, attempt] = self._loop.create_task(self._attempt(action))
+                case base.StopExecution(subtask_id, attempt):
+                    self._stop_attempt((subtask_id, attempt))
+                case base.SetTimer(name, after_s):
+                    self._clear_timer(name)
+                    self._timers[name] = self._loop.call_later(after_s, self._timer_fired, name)
+                case base.ClearTimer(name):
+                    self._clear_timer(name)
+                case base.AskPlan():
+                    self._errand(self._replan(action))
+                case base.AskReplacement(capability, exclude):
+                    self._errand(self._replace(capability, exclude))
+                case base.AskJudgement(subtask_id, attempt, output, contract):
+                    reason = broken_term(output, contract)
+                    self._inbox.put_nowait(base.Judged(subtask_id, attempt, not reason, reason))
+                case base.Emit(note):
+                    self._noted(note, actions)
+                case base.Finish():
                     finish = action
+                case _:
+                    pass  # messages to members: in a star the hub calls them instead
         return finish
 
-    async def _attempt(self, dispatch: Dispatch) -> None:
-        subtask_id, number = dispatch.subtask_id, dispatch.attempt
+    def _stop_attempt(self, key: tuple[str, int]) -> None:
+        running, agent_id = self._attempts.get(key), self._assigned.get(key)
+        if running is None:
+            return
+        running.cancel()
+        if agent_id is not None:  # hanging up is not enough where the agent waits for callers to come back
+            self._errand(self._confirm_stops({key: agent_id}))
+
+    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _timer_fired(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self._inbox.put_nowait(base.TimerFired(name))
+
+    def _clear_timer(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+    async def _replan(self, ask: base.AskPlan) -> None:
+        model = self._model()
+        event: base.Event
         try:
-            output = await self._execute(dispatch)
-        except SubtaskError as error:
-            self._attempt_failed(dispatch, error.error, executed=error.executed)
+            if model is None or self._source != "model":
+                raise errors.InvalidPlan(
+                    f"the plan was made by {self._source or 'nobody'}, so nobody can change it",
+                    where="replan",
+                    hint="let a model plan, or add agents that can take over",
+                )
+            vocabulary = self._services.directory.vocabulary()
+            event = base.Planned(await plan_by_model(self.task, vocabulary, model, ask.context), ask.request)
         except errors.PandacoreError as error:
-            self._attempt_failed(dispatch, error, executed=False)
-        except Exception as error:
-            logger.exception(
-                "attempt %d of %s in run %s failed by an internal error", number, subtask_id, self.id
+            event = base.PlanningFailed(error, ask.request)
+        if isinstance(event, base.Planned):
+            self._plan = event.plan
+            await self._log(Kind.PLAN, {"plan": event.plan.to_dict(), "source": "model"})
+            self._emit(PlanReady, plan=event.plan, source="model")
+        self._inbox.put_nowait(event)
+
+    async def _replace(self, capability: str, exclude: tuple[str, ...]) -> None:
+        """Another agent for a capability, out of the registry."""
+        try:
+            extra = await self._services.assembler.form(
+                {capability: 1}, self.id, exclude=frozenset(bytes.fromhex(p) for p in exclude)
             )
+        except errors.NoTeam:
+            self._inbox.put_nowait(base.Replacement(capability, None))
+            return
+        self._team = TeamView((*self._team.members, *extra.members), self._team.mode)
+        self._inbox.put_nowait(base.Replacement(capability, extra.members[0].agent_id.hex()))
+
+    def _noted(self, note: Mapping[str, Any], actions: list[base.Action]) -> None:
+        match note["note"]:
+            case "commit":
+                key = (note["subtask"], note["attempt"])
+                if (found := self._completed.pop(key, None)) is not None:
+                    name, completed = found
+                    self._emit(
+                        SubtaskCompleted,
+                        subtask_id=note["subtask"],
+                        agent=name,
+                        output=json.loads(completed.output_json),
+                        usage=completed.usage,
+                        queued_s=completed.queued_s,
+                        run_s=completed.run_s,
+                    )
+            case "attempt_failed":
+                subtask_id = note["subtask"]
+                failure = self._last_failures.get(subtask_id)
+                if failure is not None:
+                    again = any(
+                        isinstance(a, base.AskReplacement | base.AskPlan)
+                        or (isinstance(a, base.Execute) and a.subtask_id == subtask_id)
+                        for a in actions
+                    )
+                    self._emit(
+                        SubtaskFailed,
+                        subtask_id=subtask_id,
+                        agent=failure.agent or "",
+                        attempt=self._last_attempt(subtask_id),
+                        failure=failure,
+                        retrying=again,
+                    )
+            case _:
+                logger.debug("run %s: %s", self.id, dict(note))
+
+    def _last_attempt(self, subtask_id: str) -> int:
+        assert self._machine is not None
+        return int(self._machine.state.get("hub", {}).get("attempts", {}).get(subtask_id, 1))
+
+    def _failure(self, subtask_id: str, error: errors.PandacoreError) -> Failure:
+        last = self._last_failures.get(subtask_id)
+        if last is not None and last.message == error.message:
+            return last
+        if error.where in ("Limits.steps", "Limits.replans"):  # callers set these caps through the budget
+            error.where = error.where.replace("Limits", "Budget")
+            error.hint = (error.hint or "").replace("Limits(", "Budget(")
+        return Failure.of(error, subtask_id=subtask_id or None, agent=last.agent if last else None)
+
+    # -- attempts ------------------------------------------------------------------------------------
+
+    async def _attempt(self, execute: base.Execute) -> None:
+        key = (execute.subtask_id, execute.attempt)
+        try:
+            output = await self._execute(execute)
+        except SubtaskError as error:
+            self._attempt_failed(key, error.error, executed=error.executed)
+        except errors.PandacoreError as error:
+            self._attempt_failed(key, error, executed=False)
+        except Exception as error:
+            logger.exception("attempt %s in run %s failed by an internal error", key, self.id)
             self._attempt_failed(
-                dispatch,
-                errors.ProtocolError(f"{type(error).__name__}: {error}", where=subtask_id),
-                executed=True,
+                key, errors.ProtocolError(f"{type(error).__name__}: {error}", where=key[0]), executed=True
             )
         else:
-            self._inbox.put_nowait(AttemptEnded(subtask_id, number, output))
+            self._inbox.put_nowait(base.Executed(*key, output))
         finally:
-            self._attempts.pop((subtask_id, number), None)
-            self._assigned.pop((subtask_id, number), None)
+            self._attempts.pop(key, None)
+            self._assigned.pop(key, None)
 
-    def _attempt_failed(self, dispatch: Dispatch, error: errors.PandacoreError, *, executed: bool) -> None:
-        agent_id = self._assigned.get((dispatch.subtask_id, dispatch.attempt))
+    def _attempt_failed(self, key: tuple[str, int], error: errors.PandacoreError, *, executed: bool) -> None:
+        agent_id = self._assigned.get(key)
+        name = self._name(agent_id) if agent_id else None
         if agent_id is not None:
-            self._blamed.setdefault(dispatch.subtask_id, set()).add(agent_id)
-        name = next((m.name for m in self._team.members if m.agent_id == agent_id), "")
-        assert self._pattern is not None
-        last = dispatch.attempt >= self._pattern.max_attempts
-        failure = Failure.of(error, subtask_id=dispatch.subtask_id, agent=name or None)
-        self._last_failures[dispatch.subtask_id] = failure
-        self._emit(
-            SubtaskFailed,
-            subtask_id=dispatch.subtask_id,
-            agent=name,
-            attempt=dispatch.attempt,
-            failure=failure,
-            retrying=not last and (not executed or self.task.idempotent),
-        )
-        self._inbox.put_nowait(AttemptFailed(dispatch.subtask_id, dispatch.attempt, error, executed))
+            self._inbox.put_nowait(base.Assigned(*key, agent_id.hex()))
+        self._last_failures[key[0]] = Failure.of(error, subtask_id=key[0], agent=name)
+        self._inbox.put_nowait(base.ExecutionFailed(*key, error, executed))
 
-    async def _execute(self, dispatch: Dispatch) -> Any:
+    def _name(self, agent_id: bytes) -> str:
+        return next((m.name for m in self._team.members if m.agent_id == agent_id), agent_id.hex()[:8])
+
+    async def _execute(self, execute: base.Execute) -> Any:
         assert self._plan is not None
-        subtask = self._plan[dispatch.subtask_id]
+        subtask = self._plan[execute.subtask_id]
         reservation = self._share_tokens()
         spent = Usage()
         wait_s = _BACKOFF_S[0]
+        key = (execute.subtask_id, execute.attempt)
         try:
-            self._count_step()
-            inputs_json = json.dumps(dict(dispatch.inputs), ensure_ascii=False)
+            inputs_json = json.dumps(dict(execute.inputs), ensure_ascii=False)
             while True:
-                member = await self._member_for(subtask.capability, dispatch.subtask_id)
-                key = (dispatch.subtask_id, dispatch.attempt)
-                self._assigned[key] = member.agent_id
+                agent_id = await self._choose(execute, subtask.capability)
+                self._assigned[key] = agent_id
                 request = agent_pb2.AssignRequest(
-                    agent_id=member.agent_id,
+                    agent_id=agent_id,
                     run_id=self.id,
                     subtask_id=subtask.id,
-                    attempt=dispatch.attempt,
+                    attempt=execute.attempt,
                     capability=subtask.capability,
                     instruction=subtask.instruction,
                     root_text=self.task.text,
@@ -311,9 +496,14 @@ class Run:
                     metadata_json=json.dumps(dict(self.task.metadata), ensure_ascii=False),
                     token_budget=reservation.tokens,
                     unlimited_tokens=self._budget.tokens is None,
+                    contract_json=json.dumps(execute.contract.to_dict()) if execute.contract else "",
+                    only_if_known=execute.again,
+                    orphan_grace_ms=int(ORPHAN_GRACE_S * 1000) if self._services.journal else 0,
                 )
                 try:
-                    output, spent = await self._assign(request, member)
+                    output, spent = await self._assign(request, agent_id)
+                    if spent.total_tokens:
+                        await self._log(Kind.SPENT, dataclasses.asdict(spent))
                     return output
                 except SubtaskError as error:
                     spent += error.usage
@@ -326,85 +516,72 @@ class Run:
             reservation.settle(spent.total_tokens)
             self._spend(spent)
 
-    async def _assign(self, request: agent_pb2.AssignRequest, member: Member) -> tuple[Any, Usage]:
-        self._services.directory.expect(member.agent_id, +1)
+    async def _choose(self, execute: base.Execute, capability: str) -> bytes:
+        """The machine's agent, or the least loaded of its candidates that is not at this subtask already."""
+        if execute.agent is not None:
+            return bytes.fromhex(execute.agent)
+        directory = self._services.directory
+        busy = {a for (s, n), a in self._assigned.items() if s == execute.subtask_id and n != execute.attempt}
+        known = [a for a in map(bytes.fromhex, execute.candidates) if a in directory]
+        free = [a for a in known if a not in busy] or known
+        if free:
+            return min(free, key=directory.load)
+        extra = await self._services.assembler.form(
+            {capability: 1}, self.id, exclude=frozenset(map(bytes.fromhex, execute.candidates))
+        )
+        self._team = TeamView((*self._team.members, *extra.members), self._team.mode)
+        return extra.members[0].agent_id
+
+    async def _assign(self, request: agent_pb2.AssignRequest, agent_id: bytes) -> tuple[Any, Usage]:
+        directory = self._services.directory
+        try:
+            client = directory.client(agent_id)
+        except errors.UnknownAgent as error:
+            lost = errors.ConnectionLost(
+                error.message, where=f"subtask {request.subtask_id!r}", hint=error.hint
+            )
+            raise SubtaskError(lost, executed=False, usage=Usage()) from error
+        name = self._name(agent_id)
+        directory.expect(agent_id, +1)
         accepted = False
         try:
-            client = self._services.directory.client(member.agent_id)
             async with contextlib.aclosing(client.assign(request, timeout_s=self._remaining_s())) as stream:
                 async for event in stream:
                     if not accepted:
                         # From here on the agent's own report counts the subtask.
                         accepted = True
-                        self._services.directory.expect(member.agent_id, -1)
+                        directory.expect(agent_id, -1)
+                        key = (request.subtask_id, request.attempt)
+                        self._inbox.put_nowait(base.Assigned(*key, agent_id.hex()))
                         self._emit(
                             SubtaskStarted,
                             subtask_id=request.subtask_id,
-                            agent=member.name,
+                            agent=name,
                             attempt=request.attempt,
                             capability=request.capability,
                             instruction=request.instruction,
                         )
                     match event:
                         case Progress(text):
-                            self._emit_progress(request.subtask_id, member.name, text)
+                            self._emit_progress(request.subtask_id, name, text)
                         case Completed():
-                            return self._completed(request, member, event), event.usage
+                            return self._output(request, name, event), event.usage
                         case Started():
                             pass
         finally:
             if not accepted:
-                self._services.directory.expect(member.agent_id, -1)
+                directory.expect(agent_id, -1)
         raise AssertionError("a stream ends with Completed or an error")
 
-    def _completed(self, request: agent_pb2.AssignRequest, member: Member, event: Completed) -> Any:
+    def _output(self, request: agent_pb2.AssignRequest, name: str, event: Completed) -> Any:
         try:
             output = json.loads(event.output_json)
         except ValueError as error:
             raise errors.ProtocolError(
-                f"the output is no JSON: {error}", where=f"subtask {request.subtask_id!r} by {member.name!r}"
+                f"the output is no JSON: {error}", where=f"subtask {request.subtask_id!r} by {name!r}"
             ) from error
-        self._emit(
-            SubtaskCompleted,
-            subtask_id=request.subtask_id,
-            agent=member.name,
-            output=output,
-            usage=event.usage,
-            queued_s=event.queued_s,
-            run_s=event.run_s,
-        )
+        self._completed[request.subtask_id, request.attempt] = (name, event)
         return output
-
-    async def _member_for(self, capability: str, subtask_id: str) -> Member:
-        blamed = self._blamed.get(subtask_id, set())
-        held = [m for m in self._team.holders(capability) if m.agent_id not in blamed]
-        if held:
-            return min(held, key=lambda m: self._services.directory.load(m.agent_id))
-        try:
-            extra = await self._services.assembler.form({capability: 1}, self.id, exclude=frozenset(blamed))
-        except errors.NoTeam as error:
-            raise errors.NoTeam(
-                f"no agent is left for {capability!r} after {len(blamed)} failed",
-                missing=error.missing,
-                where=f"subtask {subtask_id!r}",
-                hint="add a second agent with this capability",
-            ) from error
-        self._team = TeamView((*self._team.members, *extra.members), self._team.mode)
-        return extra.members[0]
-
-    def _count_step(self) -> None:
-        limit = self._budget.steps
-        if limit is not None and self._steps >= limit:
-            raise errors.BudgetExceeded(
-                f"{self._steps} subtask executions were started",
-                kind="steps",
-                limit=limit,
-                used=self._steps,
-                asked=1,
-                where="Budget.steps",
-                hint="raise Budget(steps=…)",
-            )
-        self._steps += 1
 
     def _share_tokens(self) -> Reservation:
         """An equal share of what is left for each attempt that has none yet; 0 means no model calls."""
@@ -445,11 +622,13 @@ class Run:
         self._marks[phase] = self._loop.time() - self._began
 
     async def _end(self, status: Status, value: Any) -> None:
-        running = list(self._attempts.items())
+        for name in list(self._timers):
+            self._clear_timer(name)
         assigned = dict(self._assigned)
-        for _, attempt in running:
-            attempt.cancel()
-        await asyncio.gather(*(attempt for _, attempt in running), return_exceptions=True)
+        running = [*self._attempts.values(), *self._errands]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await self._confirm_stops(assigned)
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._services.assembler.disband(self._team, self.id), CANCEL_S)
@@ -457,7 +636,7 @@ class Run:
         planned = self._marks.get("plan", wall_s)
         assembled = self._marks.get("assemble", wall_s)
         timings = Timings(planned, assembled - planned, wall_s - assembled, wall_s)
-        outputs = dict(self._pattern.outputs) if self._pattern else {}
+        outputs = dict(self._machine.outputs) if self._machine else {}
         result = Result(
             self.id,
             status,
@@ -470,6 +649,10 @@ class Run:
             self._plan,
             tuple(self._events),
         )
+        try:
+            await self._log(Kind.FINISH, result.to_dict())
+        except errors.PandacoreError as error:
+            logger.error("the end of run %s could not be journalled: %s", self.id, error)
         self._result = result
         self._emit(RunFinished, result=result)
 

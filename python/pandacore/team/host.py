@@ -22,6 +22,7 @@ from pandacore.models.bound import BoundModel
 from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
 from pandacore.models.wire import documents_from_pb, usage_to_pb
+from pandacore.patterns.base import Contract
 from pandacore.rpc.channel import OPTIONS, check_size
 from pandacore.rpc.errors import status_code, to_detail, trailers
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
@@ -44,6 +45,8 @@ MAX_PROGRESS: Final = 64
 """Progress lines of one subtask that wait to be sent; then the oldest is dropped."""
 MAX_REMEMBERED: Final = 4_096
 """Ended attempts whose state a host still answers; then the oldest is forgotten."""
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+"""Results of ended attempts that a host keeps for callers that come back; then the oldest is dropped."""
 MAX_THREADS: Final = 64
 """Worker threads of a host, for agents that are plain functions."""
 
@@ -95,8 +98,8 @@ class _Job:
         self.ended = asyncio.Event()
         self._news = asyncio.Event()
         self._progress: deque[str] = deque(maxlen=MAX_PROGRESS)
-        self._started_sent = False
-        self._last: agent_pb2.AssignEvent | None = None
+        self.reader = 0
+        self.last: agent_pb2.AssignEvent | None = None
 
     @property
     def key(self) -> _AttemptKey:
@@ -107,7 +110,7 @@ class _Job:
         return None if self.deadline is None else max(self.deadline - self.loop.time(), 0.0)
 
     def add_progress(self, text: str) -> None:
-        if self._last is None:
+        if self.last is None:
             self._progress.append(text[:10_000])
             self._news.set()
 
@@ -118,9 +121,9 @@ class _Job:
 
     def end(self, state: agent_pb2.AttemptState, event: agent_pb2.AssignEvent) -> None:
         """The first terminal event wins; later ones are ignored."""
-        if self._last is None:
+        if self.last is None:
             self.state = state
-            self._last = event
+            self.last = event
             self._news.set()
             self.ended.set()
 
@@ -136,17 +139,28 @@ class _Job:
         self.end(state, agent_pb2.AssignEvent(failed=failed))
 
     async def events(self) -> AsyncIterator[agent_pb2.AssignEvent]:
+        """What happens from now on. One reader at a time: a caller that comes back takes over."""
+        self.reader += 1
+        reader = self.reader
+        started_sent = False
         while True:
             await self._news.wait()
+            if reader != self.reader:
+                self._news.set()
+                raise errors.DuplicateId("another caller took this attempt over", hint="follow it there")
             self._news.clear()
-            if self.started_at is not None and not self._started_sent:
-                self._started_sent = True
+            if self.started_at is not None and not started_sent:
+                started_sent = True
                 yield agent_pb2.AssignEvent(started=agent_pb2.Started())
             while self._progress:
                 yield agent_pb2.AssignEvent(progress=agent_pb2.Progress(text=self._progress.popleft()))
-            if self._last is not None:
-                yield self._last
+            if self.last is not None:
+                yield self.last
                 return
+
+    def wake(self) -> None:
+        """Have the reader look again."""
+        self._news.set()
 
 
 class _Worker:
@@ -226,6 +240,35 @@ class _Worker:
         self.changed()
         return job, position
 
+    def rejoin(self, request: agent_pb2.AssignRequest) -> tuple[_Job, int] | None:
+        """The attempt that a caller who came back asks about, if it is still here.
+
+        Raises
+        ------
+        UnknownOutcome
+            The caller wants no second execution, and nothing is known of a first one.
+        """
+        job = self.jobs.get((request.agent_id, request.run_id, request.subtask_id, request.attempt))
+        if job is not None and job.request.orphan_grace_ms:
+            job.wake()
+            return job, 0
+        if request.only_if_known:
+            raise errors.UnknownOutcome(
+                f"nothing is known here of attempt {request.attempt} of {request.subtask_id!r}",
+                hint="mark the task idempotent=True to have such subtasks run again",
+            )
+        return None
+
+    async def orphaned(self, job: _Job) -> None:
+        """The caller's connection is gone: wait for it to come back, as long as it asked for; then stop."""
+        grace_s = min(job.request.orphan_grace_ms, 3_600_000) / 1000
+        reader = job.reader
+        if grace_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(job.ended.wait(), grace_s)
+        if not job.ended.is_set() and job.reader == reader:
+            await self.cancel(job)
+
     def pump(self) -> None:
         while (job := self.queue.next()) is not None:
             job.start()
@@ -285,7 +328,7 @@ class _Worker:
 
     def _forget(self, job: _Job) -> None:
         if self.jobs.pop(job.key, None) is not None:
-            self.host.remember(job.key, job.state)
+            self.host.remember(job)
 
     async def cancel(self, job: _Job) -> None:
         """Stop an attempt, queued or running; returns within the grace time, in a terminal state."""
@@ -343,6 +386,8 @@ class Host:
         self._load_changed = load_changed
         self._workers: dict[bytes, _Worker] = {}
         self._ended: OrderedDict[_AttemptKey, agent_pb2.AttemptState] = OrderedDict()
+        self._kept: OrderedDict[_AttemptKey, agent_pb2.AssignEvent] = OrderedDict()
+        self._kept_bytes = 0
         self._server: grpc.aio.Server | None = None
         self.threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="pandacore-agent")
         self.address = ""
@@ -424,11 +469,21 @@ class Host:
             return job.state
         return self._ended.get(key, agent_pb2.ATTEMPT_STATE_UNKNOWN)
 
-    def remember(self, key: _AttemptKey, state: agent_pb2.AttemptState) -> None:
-        """Keep the end state of an attempt for late questions."""
-        self._ended[key] = state
+    def remember(self, job: _Job) -> None:
+        """Keep how an attempt ended, for late questions; and its result, for a caller that comes back."""
+        self._ended[job.key] = job.state
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)
+        if job.request.orphan_grace_ms and job.last is not None:
+            self._kept[job.key] = job.last
+            self._kept_bytes += job.last.ByteSize()
+            while self._kept_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_REMEMBERED:
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_bytes -= dropped.ByteSize()
+
+    def kept(self, key: _AttemptKey) -> agent_pb2.AssignEvent | None:
+        """The last event of an ended attempt, if it is still kept."""
+        return self._kept.get(key)
 
     def load_changed(self, agent: Agent, load: int) -> None:
         """Tell the owner."""
@@ -467,21 +522,30 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.AssignRequest, context: _ServicerContext
     ) -> AsyncIterator[agent_pb2.AssignEvent]:
         worker = await self._worker(request.agent_id, context)
+        key = (request.agent_id, request.run_id, request.subtask_id, request.attempt)
+        kept = self._host.kept(key)
+        if kept is not None:
+            yield agent_pb2.AssignEvent(accepted=agent_pb2.Accepted())
+            yield kept
+            return
         left = context.time_remaining()
         deadline = None if left is None else asyncio.get_running_loop().time() + left
         try:
-            job, position = worker.submit(request, deadline)
+            job, position = worker.rejoin(request) or worker.submit(request, deadline)
         except errors.PandacoreError as error:
-            yield agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=False))
+            executed = isinstance(error, errors.UnknownOutcome)
+            yield agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=executed))
             return
         try:
             yield agent_pb2.AssignEvent(accepted=agent_pb2.Accepted(queue_position=position))
             async for event in job.events():
                 yield event
+        except errors.DuplicateId as error:
+            yield agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=True))
         finally:
             if not job.ended.is_set():
-                # The caller is gone: stop the work. Not awaited, because this handler is being cancelled.
-                self._host_task(worker.cancel(job))
+                # The caller is gone. Not awaited, because this handler is being cancelled.
+                self._host_task(worker.orphaned(job))
 
     async def Cancel(
         self, request: agent_pb2.CancelRequest, context: _ServicerContext
@@ -536,6 +600,7 @@ def _task_of(request: agent_pb2.AssignRequest) -> Task:
         subtask_id=request.subtask_id,
         attempt=request.attempt,
         idempotency_key=request.idempotency_key,
+        contract=Contract.from_dict(json.loads(request.contract_json)) if request.contract_json else None,
     )
 
 

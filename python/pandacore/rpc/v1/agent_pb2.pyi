@@ -88,7 +88,7 @@ class ReleaseReply(_message.Message):
     def __init__(self, found: _Optional[bool] = ...) -> None: ...
 
 class AssignRequest(_message.Message):
-    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt", "capability", "instruction", "root_text", "inputs_json", "documents", "priority", "token_budget", "idempotency_key", "metadata_json", "unlimited_tokens")
+    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt", "capability", "instruction", "root_text", "inputs_json", "documents", "priority", "token_budget", "idempotency_key", "metadata_json", "unlimited_tokens", "contract_json", "only_if_known", "orphan_grace_ms")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,9 @@ class AssignRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
     UNLIMITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_JSON_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IF_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    ORPHAN_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     agent_id: bytes
     run_id: str
     subtask_id: str
@@ -117,7 +120,10 @@ class AssignRequest(_message.Message):
     idempotency_key: str
     metadata_json: str
     unlimited_tokens: bool
-    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., root_text: _Optional[str] = ..., inputs_json: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., priority: _Optional[int] = ..., token_budget: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., metadata_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ...) -> None: ...
+    contract_json: str
+    only_if_known: bool
+    orphan_grace_ms: int
+    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., root_text: _Optional[str] = ..., inputs_json: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., priority: _Optional[int] = ..., token_budget: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., metadata_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., contract_json: _Optional[str] = ..., only_if_known: _Optional[bool] = ..., orphan_grace_ms: _Optional[int] = ...) -> None: ...
 
 class AssignEvent(_message.Message):
     __slots__ = ("accepted", "started", "progress", "completed", "failed")

@@ -1,0 +1,77 @@
+"""What the journal tells of a run: enough to show it, and to take it up again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pandacore import errors
+from pandacore.journal import Kind
+from pandacore.models.types import Usage
+from pandacore.patterns.base import Checkpoint, fold
+from pandacore.plan import Plan
+from pandacore.task import Budget, Task
+from pandacore.team.driver import Past
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pandacore.journal import Journal
+
+__all__ = ["Opened", "read_past"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run read back from its records. ``finished`` is its result as data, None if it is still open."""
+
+    task: Task
+    pattern: str
+    planner: str
+    budget: Budget
+    past: Past
+    finished: Mapping[str, Any] | None
+
+
+def read_past(journal: Journal, run_id: str) -> Opened:
+    """Read a run. O(records); every record is verified.
+
+    Raises
+    ------
+    UnknownRun, JournalCorrupt, IncompatibleJournal
+        The journal cannot give the run.
+    """
+    first: Mapping[str, Any] | None = None
+    plan: Plan | None = None
+    source = ""
+    state: dict[str, Any] | None = None
+    usage = Usage()
+    finished: Mapping[str, Any] | None = None
+    for record in journal.read(run_id):
+        match record.kind:
+            case Kind.RUN:
+                first = record.body
+            case Kind.PLAN:
+                plan, source = Plan.from_dict(record.body["plan"]), record.body["source"]
+            case Kind.CHECKPOINT:
+                state = fold(state, Checkpoint(record.body["state"], record.body["full"]))
+            case Kind.SPENT:
+                usage += Usage(**record.body)
+            case Kind.FINISH:
+                finished = record.body
+            case Kind.RESUMED:
+                pass
+    if first is None:
+        raise errors.IncompatibleJournal(
+            "the run does not begin with its task",
+            where=f"{journal.path}, run {run_id}",
+            hint="restore a backup",
+        )
+    return Opened(
+        Task.from_dict(first["task"]),
+        first["pattern"],
+        first["planner"],
+        Budget.from_dict(first["budget"]),
+        Past(run_id, plan, source, state, usage),
+        finished,
+    )
