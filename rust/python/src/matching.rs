@@ -196,13 +196,27 @@ impl PyRegistry {
 #[pymethods]
 impl PyRegistry {
     #[new]
-    #[pyo3(signature = (*, seed = 0, signatures = true, trust_by_default = true))]
-    fn new(seed: u64, signatures: bool, trust_by_default: bool) -> Self {
-        Self(Arc::new(Registry::new(Config {
-            seed,
-            signatures,
-            trust_by_default,
-        })))
+    #[pyo3(signature = (*, seed = 0, signatures = true, trust_by_default = true, restored = None))]
+    fn new(
+        seed: u64,
+        signatures: bool,
+        trust_by_default: bool,
+        restored: Option<&PyRestored>,
+    ) -> PyResult<Self> {
+        let registry = match restored {
+            None => Registry::new(Config {
+                seed,
+                signatures,
+                trust_by_default,
+            }),
+            Some(read) => read
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take()
+                .ok_or_else(|| StateError::new_err("this snapshot was taken over by a registry already"))?,
+        };
+        Ok(Self(Arc::new(registry)))
     }
 
     fn __len__(&self) -> usize {
