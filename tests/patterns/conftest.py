@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pandacore.patterns import Emit, Execute, Limits, Machine, Received, StarHub, StarMember
+from pandacore.patterns import (
+    ChainMember,
+    ChainRoot,
+    Emit,
+    Evict,
+    Execute,
+    Executed,
+    Limits,
+    Machine,
+    PeerDown,
+    Received,
+    StarHub,
+    StarMember,
+)
 from pandacore.plan import Plan, Subtask
 
 if TYPE_CHECKING:
@@ -136,6 +149,115 @@ class StarWorld:
                 assert at <= committed.get(subtask_id, at), f"S4: attempt {attempt} of finished {subtask_id}"
 
 
+CHAIN = Plan(
+    [
+        Subtask("a", "c", "a"),
+        Subtask("b", "d", "b", ["a"]),
+        Subtask("c", "e", "c", ["a", "b"]),
+        Subtask("d", "c", "d", ["c"]),
+    ]
+)
+CHAIN_HOLDS = {"m1": "c", "m2": "cd", "m3": "d", "m4": "ce", "m5": "de", "m6": "cde"}
+CHAIN_TEAM = {"c": ["m1", "m2"], "d": ["m3", "m2"], "e": ["m4", "m5"]}
+ROOT = "root"
+
+
+class ChainWorld:
+    """A root and six members; C1 to C5."""
+
+    def __init__(self, plan: Plan = CHAIN, *, team: Any = None, **options: Any) -> None:
+        self.plan = plan
+        self.team = CHAIN_TEAM if team is None else team
+        self.options = {"idempotent": True, **options}
+        self.seen: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self.counts: dict[str, int] = {}
+        self.lost: set[str] = set()
+        self.makers: dict[str, list[str]] = {}
+        self.running: dict[tuple[str, str, int], str] = {}
+
+    def build(self, net: SimNetwork) -> None:
+        """Add the nodes."""
+        self.seen.clear()
+        self.counts.clear()
+        self.lost.clear()
+        self.makers.clear()
+        self.running.clear()
+        net.watch = self.watch
+        net.replacement = self.replacement
+        options = self.options
+        net.add(ROOT, lambda: ChainRoot("r", ROOT, self.plan, self.team, **options), caller=True)
+        for name in CHAIN_HOLDS:
+            net.add(name, partial(ChainMember, "r", name), agent=self.work)
+
+    def work(self, execute: Execute) -> str:
+        """An output that names its execution, so that two of the same step can be told apart."""
+        number = self.counts[execute.subtask_id] = self.counts.get(execute.subtask_id, 0) + 1
+        return f"{execute.subtask_id}#{number}({','.join(str(v) for v in execute.inputs.values())})"
+
+    def replacement(self, net: SimNetwork, _: str, action: AskReplacement) -> str | None:
+        """The registry."""
+        fit = (m for m, c in CHAIN_HOLDS.items() if action.capability in c and m not in action.exclude)
+        return next((m for m in fit if net.alive(m)), None)
+
+    def watch(self, net: SimNetwork, name: str, event: Event, actions: list[Action]) -> None:
+        """C2, C4 at every node; C5 at every execution."""
+        machine = net.machine(name)
+        assert isinstance(machine, ChainRoot | ChainMember)
+        life = (name, net.incarnation(name))
+        assert machine.seen >= self.seen.get(life, (0, 0, "")), "C2: seen went back"
+        self.seen[life] = machine.seen
+        assert machine.seen[0] <= machine.limits.generations, "C4: too many generations"
+        runs = [h for h in machine.state.get("holds", {}).values() if h["phase"] == "run"]
+        assert len(runs) <= 1, "C2: two steps run at once"
+        if isinstance(event, PeerDown):
+            self.lost.add(event.peer)
+        if isinstance(event, Executed):
+            done = self.running[(name, event.subtask_id, event.attempt)]
+            self.makers.setdefault(done, []).append(name)
+        for action in actions:
+            if isinstance(action, Evict):
+                self.lost.add(action.peer)
+            if isinstance(action, Execute):
+                hold = runs[0]
+                assert tuple(hold["g"]) >= machine.seen, "a stale generation is executed"
+                outputs = hold["payload"]["outputs"]
+                needs = self.plan[action.subtask_id].depends_on
+                assert all(d in outputs for d in needs), "C3: a step runs without its prefix"
+                work = f"{action.subtask_id} {dict(action.inputs)}"
+                self.running[(name, action.subtask_id, action.attempt)] = work
+                for other in self.makers.get(work, []):
+                    # Lost or suspected, the earlier executor or this one: a restart counts as both.
+                    pair = {other, name}
+                    excuse = pair & self.lost or any(net.incarnation(n) > 1 for n in pair)
+                    assert excuse, f"C5: {action.subtask_id} again although {other} has its output"
+
+    def check(self, net: SimNetwork, report: SimReport) -> None:
+        """Every run ends, with outputs of one lineage or a typed reason."""
+        assert not report.noted("malformed"), report.noted("malformed")
+        if not net.alive(ROOT):
+            return
+        finish = report.finishes.get(ROOT)
+        assert finish is not None, "the run did not end"
+        if finish.failed:
+            kinds = {type(e).__name__ for e in finish.failed.values()}
+            assert kinds <= {"NoReplacement", "BudgetExceeded"}, kinds
+            return
+        outputs = net.machine(ROOT).outputs
+        assert set(outputs) == set(self.plan.order)
+        for subtask_id, output in outputs.items():
+            needs = self.plan[subtask_id].depends_on
+            inner = f"({','.join(outputs[d] for d in needs)})"
+            assert output.startswith(f"{subtask_id}#"), output
+            assert output.endswith(inner), f"C3: {subtask_id} mixes lineages: {output}"
+        assert finish.value == outputs[self.plan.sinks[0]]
+
+
+@pytest.fixture(scope="session")
+def chain_world() -> type[ChainWorld]:
+    """The class, for tests that choose its options."""
+    return ChainWorld
+
+
 @pytest.fixture(scope="session")
 def star_world() -> type[StarWorld]:
     """The class, for tests that choose its options."""
@@ -145,7 +267,7 @@ def star_world() -> type[StarWorld]:
 @pytest.fixture(scope="session")
 def worlds() -> dict[str, Any]:
     """The class per pattern."""
-    return {"star": StarWorld}
+    return {"star": StarWorld, "chain": ChainWorld}
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -97,21 +97,79 @@ def star_last_holder(worlds: Any) -> None:
     explore(build, check, seeds=range(10), shrink=5)
 
 
-MUTANTS: dict[str, Callable[[Any], None]] = {
-    "no_fencing": star_failover,
-    "accept_faulty": star_faulty,
-    "swap_keeps_assignment": star_crash,
-    "no_retransmission": star_loss,
-    "forget_cap": star_caps,
-    "no_readmission": star_last_holder,
-}
+def chain_stale(worlds: Any) -> None:
+    """Messages that overtake each other by far, and wrong suspicions."""
+    world = worlds["chain"]()
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.chaos(["m1", "m2", "m3"], suspicions=3, observers=["root", "m1", "m2"], until_s=0.5)
+
+    explore(build, world.check, seeds=range(60), duplicate=0.5, delay_s=(0.001, 0.5), shrink=5)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+def chain_custody(worlds: Any) -> None:
+    """Two holders die one after the other, while the first still has its output."""
+    world = worlds["chain"]()
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.crash("m3", at_s=0.75)
+        net.crash("m4", at_s=0.85)
+
+    def check(net: SimNetwork, report: Any) -> None:
+        world.check(net, report)
+        first = [n for n in report.noted("step") if n["subtask"] == "a"]
+        assert len(first) == 1, "the first step was done again although its holder lives"
+
+    explore(build, check, seeds=range(20), work_s=(0.3, 0.3), shrink=5)
+
+
+def chain_loss(worlds: Any) -> None:
+    """Nothing but lost messages."""
+    world = worlds["chain"]()
+
+    def check(net: SimNetwork, report: Any) -> None:
+        world.check(net, report)
+        assert not report.noted("evict"), "a member was given up although it only lost messages"
+
+    explore(world.build, check, seeds=range(60), loss=0.3, until_s=60, shrink=5)
+
+
+def chain_caps(worlds: Any) -> None:
+    """Agents that always fail."""
+    world = worlds["chain"](limits=Limits(steps=10, generations=30))
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.agents(lambda _: errors.AgentFailed("always"))
+
+    def check(net: SimNetwork, report: Any) -> None:
+        assert report.finishes.get("root") is not None, "the run did not end"
+        assert report.finishes["root"].failed
+
+    explore(build, check, seeds=range(3), until_s=60, shrink=1)
+
+
+PLANTED: list[tuple[str, Callable[[Any], None]]] = [
+    ("no_fencing", star_failover),
+    ("accept_faulty", star_faulty),
+    ("swap_keeps_assignment", star_crash),
+    ("no_retransmission", star_loss),
+    ("forget_cap", star_caps),
+    ("no_readmission", star_last_holder),
+    ("no_generation_check", chain_stale),
+    ("forget_at_handon", chain_custody),
+    ("no_retransmission", chain_loss),
+    ("forget_cap", chain_caps),
+]
+
+
+@pytest.mark.parametrize(("mutant", "scenario"), PLANTED, ids=lambda v: getattr(v, "__name__", v))
 def test_the_planted_fault_is_noticed_and_its_absence_is_not(
-    mutant: str, worlds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    mutant: str, scenario: Callable[[Any], None], worlds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    MUTANTS[mutant](worlds)
+    scenario(worlds)
     monkeypatch.setattr(Machine, "planted", frozenset({mutant}))
     with pytest.raises(SimFailure, match="seed"):
-        MUTANTS[mutant](worlds)
+        scenario(worlds)

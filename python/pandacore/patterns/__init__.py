@@ -44,6 +44,7 @@ from pandacore.patterns.base import (
     TimerFired,
     fold,
 )
+from pandacore.patterns.chain import ChainMember, ChainRoot
 from pandacore.patterns.star import Star, StarHub, StarMember, as_message
 
 __all__ = [
@@ -60,6 +61,8 @@ __all__ = [
     "AttemptFailed",
     "Begin",
     "CancelRequested",
+    "ChainMember",
+    "ChainRoot",
     "Checkpoint",
     "ClearTimer",
     "Contract",
@@ -100,5 +103,8 @@ __all__ = [
 PATTERNS: dict[str, type[Pattern]] = {"star": Star}
 """Patterns by the name that ``Collective.run(pattern=…)`` takes."""
 
-MACHINES: dict[str, tuple[type[Machine], type[Machine]]] = {"star": (StarHub, StarMember)}
+MACHINES: dict[str, tuple[type[Machine], type[Machine]]] = {
+    "star": (StarHub, StarMember),
+    "chain": (ChainRoot, ChainMember),
+}
 """The machines of a pattern: the entrypoint's and the members'."""
