@@ -13,9 +13,10 @@ from pandacore.agent import Agent, AgentContext, agent
 if TYPE_CHECKING:
     from pandacore.collective import Collective, SyncCollective
     from pandacore.errors import PandacoreError
+    from pandacore.journal import Journal
     from pandacore.models.client import ModelClient
     from pandacore.models.types import ChatRequest, Document, Message, Usage
-    from pandacore.patterns import Pattern, Star
+    from pandacore.patterns.base import Contract, Machine
     from pandacore.plan import Plan, Subtask
     from pandacore.registry import Registry, Team, TeamSpec
     from pandacore.task import (
@@ -42,21 +43,22 @@ __all__ = [
     "Budget",
     "ChatRequest",
     "Collective",
+    "Contract",
     "Document",
     "Event",
     "Failure",
+    "Journal",
     "KeyPair",
+    "Machine",
     "Message",
     "ModelClient",
     "PandacoreError",
-    "Pattern",
     "Plan",
     "PlanReady",
     "Registry",
     "Result",
     "RunFinished",
     "RunStarted",
-    "Star",
     "Status",
     "Subtask",
     "SubtaskCompleted",
@@ -78,7 +80,8 @@ _HOME = {
     "pandacore.errors": ("PandacoreError",),
     "pandacore.models.client": ("ModelClient",),
     "pandacore.models.types": ("ChatRequest", "Document", "Message", "Usage"),
-    "pandacore.patterns": ("Pattern", "Star"),
+    "pandacore.journal": ("Journal",),
+    "pandacore.patterns.base": ("Contract", "Machine"),
     "pandacore.plan": ("Plan", "Subtask"),
     "pandacore.registry": ("Registry", "Team", "TeamSpec"),
     "pandacore.task": (
