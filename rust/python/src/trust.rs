@@ -312,6 +312,9 @@ fn packed(max_depth: i64, flags: u8) -> Walk {
     walk(max_depth, flags & 1 != 0, flags & 2 != 0)
 }
 
+/// Depth up to which one distance is searched without leaving the interpreter.
+const STAYS: u32 = 3;
+
 /// The path rule of one policy on one graph, resolved once: for questions that take about a microsecond.
 #[pyclass(frozen, name = "TrustSearch", module = "pandacore._core")]
 pub(crate) struct PySearch {
@@ -322,9 +325,18 @@ pub(crate) struct PySearch {
 #[pymethods]
 impl PySearch {
     fn distance(&self, py: Python<'_>, anchor: u32, target: u32) -> Result<Option<u32>, BindingError> {
-        self.trust.get().search(py, &[anchor, target], |ledger, scratch| {
+        let find = |ledger: &Ledger, scratch: &mut Scratch| {
             distance(ledger.web().graph(), scratch, anchor, target, self.walk)
-        })
+        };
+        // A shallow search from both ends takes about as long as leaving the interpreter would: it stays,
+        // unless it would have to wait for a writer.
+        if self.walk.max_depth.is_some_and(|depth| depth <= STAYS)
+            && let Ok(ledger) = self.trust.get().0.try_read()
+        {
+            PyTrust::known(ledger.web().graph(), &[anchor, target])?;
+            return Ok(with_scratch(|scratch| find(&ledger, scratch)));
+        }
+        self.trust.get().search(py, &[anchor, target], find)
     }
 
     fn distances<'py>(

@@ -315,6 +315,23 @@ impl Graph {
         }
     }
 
+    /// Brings what a search needs of these nodes closer. Their loads do not wait for one another, as they would
+    /// behind the mispredicted branches of the search itself.
+    pub(crate) fn warm(&self, nodes: &[u32]) {
+        const AT_ONCE: usize = 32;
+        let mut sum = 0u32;
+        for nodes in nodes.chunks(AT_ONCE) {
+            let mut starts = [0u32; AT_ONCE];
+            for (start, &node) in starts.iter_mut().zip(nodes) {
+                *start = self.out_start.get(node as usize).copied().unwrap_or(0);
+            }
+            for &start in &starts[..nodes.len()] {
+                sum = sum.wrapping_add(self.outs.get(start as usize).map_or(0, |arc| arc.to));
+            }
+        }
+        std::hint::black_box(sum);
+    }
+
     /// Calls `visit` for every stored arc on `node`, live or not.
     #[inline]
     pub(crate) fn each_in(&self, node: u32, mut visit: impl FnMut(Seen)) {

@@ -78,6 +78,9 @@ impl Scratch {
     }
 }
 
+/// How many nodes a search brings closer at once.
+const WARMED: usize = 32;
+
 fn is_open(bits: &[u64], node: u32) -> bool {
     bits[node as usize / 64] >> (node % 64) & 1 == 1
 }
@@ -108,6 +111,9 @@ pub fn reach<'a>(
     while start < queue.len() && steps < walk.limit() {
         let end = queue.len();
         for at in start..end {
+            if (at - start).is_multiple_of(WARMED) {
+                graph.warm(&queue[at..end.min(at + WARMED)]);
+            }
             let node = queue[at];
             let mut see = |seen: Seen| {
                 if seen.live(now) && is_open(enterable, seen.node) && !ahead.has(seen.node) {
@@ -485,7 +491,7 @@ pub fn reach_sizes(
     mask: Option<&[u64]>,
     threads: usize,
 ) -> Vec<u32> {
-    per_anchor(anchors, threads, |scratch, anchor| {
+    per_anchor(graph, anchors, threads, |scratch, anchor| {
         masked(reach(graph, scratch, &[anchor], walk, None), mask)
     })
 }
@@ -499,7 +505,7 @@ pub fn reach_threshold_sizes(
     mask: Option<&[u64]>,
     threads: usize,
 ) -> Vec<u32> {
-    per_anchor(anchors, threads, |scratch, anchor| {
+    per_anchor(graph, anchors, threads, |scratch, anchor| {
         masked(reach_threshold(graph, scratch, &[anchor], rule, None), mask)
     })
 }
@@ -515,7 +521,12 @@ fn masked(nodes: &[u32], mask: Option<&[u64]>) -> u32 {
     nodes.iter().filter(inside).count() as u32
 }
 
-fn per_anchor(anchors: &[u32], threads: usize, one: impl Fn(&mut Scratch, u32) -> u32 + Sync) -> Vec<u32> {
+fn per_anchor(
+    graph: &Graph,
+    anchors: &[u32],
+    threads: usize,
+    one: impl Fn(&mut Scratch, u32) -> u32 + Sync,
+) -> Vec<u32> {
     let mut sizes = vec![0; anchors.len()];
     let share = anchors.len().div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {
@@ -523,8 +534,11 @@ fn per_anchor(anchors: &[u32], threads: usize, one: impl Fn(&mut Scratch, u32) -
             let one = &one;
             scope.spawn(move || {
                 let mut scratch = Scratch::default();
-                for (&anchor, size) in anchors.iter().zip(sizes) {
-                    *size = one(&mut scratch, anchor);
+                for (anchors, sizes) in anchors.chunks(WARMED).zip(sizes.chunks_mut(WARMED)) {
+                    graph.warm(anchors);
+                    for (&anchor, size) in anchors.iter().zip(sizes) {
+                        *size = one(&mut scratch, anchor);
+                    }
                 }
             });
         }
