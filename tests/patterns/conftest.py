@@ -17,6 +17,8 @@ from pandacore.patterns import (
     Executed,
     Limits,
     Machine,
+    MeshMember,
+    MeshRoot,
     PeerDown,
     Received,
     StarHub,
@@ -252,6 +254,108 @@ class ChainWorld:
         assert finish.value == outputs[self.plan.sinks[0]]
 
 
+LINE = Plan([Subtask("x", "c", "a"), Subtask("y", "d", "c", ["x"]), Subtask("z", "e", "z", ["y"])])
+MESH_TEAM = {"c": ["m1", "m2"], "d": ["m3", "m2"], "e": ["m4", "m5"]}
+
+
+class MeshWorld:
+    """A root and six members that propose one of two plans; M1 to M4."""
+
+    def __init__(self, plan: Plan | None = None, *, team: Any = None, **options: Any) -> None:
+        self.plan = plan
+        self.team = MESH_TEAM if team is None else team
+        self.options = {"idempotent": True, "ranking": "driver", **options}
+        self.counts: dict[str, int] = {}
+        self.plans: dict[tuple[Any, ...], str] = {}
+        self.versions: dict[tuple[Any, ...], str] = {}
+        self.ranks: dict[tuple[str, int], tuple[Any, ...]] = {}
+
+    def build(self, net: SimNetwork) -> None:
+        """Add the nodes."""
+        for memory in (self.counts, self.plans, self.versions, self.ranks):
+            memory.clear()
+        net.watch = self.watch
+        net.plan = self.propose
+        net.rank = self.order
+        net.replacement = self.replacement
+        options = self.options
+        net.add(ROOT, lambda: MeshRoot("r", ROOT, self.plan, self.team, **options), caller=True)
+        for name in CHAIN_HOLDS:
+            net.add(name, partial(MeshMember, "r", name), agent=self.work)
+
+    def work(self, execute: Execute) -> str:
+        """An output that names its execution."""
+        number = self.counts[execute.subtask_id] = self.counts.get(execute.subtask_id, 0) + 1
+        inner = (str(v) for k, v in execute.inputs.items() if not k.startswith("_"))
+        return f"{execute.subtask_id}#{number}({','.join(inner)})"
+
+    def propose(self, _: SimNetwork, name: str, action: Any) -> Plan:
+        """Odd members want the diamond, even ones the line; who revises takes the leading plan."""
+        if action.context.get("lead") is not None and name != "m1":
+            return Plan.from_dict(action.context["lead"])
+        return CHAIN if name in {"m1", "m3", "m5"} else LINE
+
+    def order(self, _: SimNetwork, name: str, action: Any) -> list[str]:
+        """A ballot that depends on the member."""
+        return sorted(action.proposals, reverse=name in {"m2", "m4"})
+
+    def replacement(self, net: SimNetwork, _: str, action: AskReplacement) -> str | None:
+        """The registry."""
+        fit = (m for m, c in CHAIN_HOLDS.items() if action.capability in c and m not in action.exclude)
+        return next((m for m in fit if net.alive(m)), None)
+
+    def watch(self, net: SimNetwork, name: str, event: Event, actions: list[Action]) -> None:
+        """M1, M2 and M4 at every node."""
+        machine = net.machine(name)
+        assert isinstance(machine, MeshRoot | MeshMember)
+        for action in actions:
+            if isinstance(action, Emit) and action.note["note"] == "decided":
+                key = (action.note["view"], action.note["version"], action.note["epoch"])
+                found = self.plans.setdefault(key, action.note["digest"])
+                assert found == action.note["digest"], "M1: one epoch decided two plans"
+            if isinstance(action, Emit) and action.note["note"] == "tally":
+                assert action.note["turn"] <= machine.limits.rounds, "M4: too many rounds"
+        adopted = machine.adopted
+        if adopted is None:
+            return
+        rank = (adopted["view"], adopted["version"], adopted["epoch"])
+        life = (name, net.incarnation(name))
+        assert rank >= self.ranks.get(life, rank), "a lower epoch replaced a higher one"
+        self.ranks[life] = rank
+        text = str(adopted["plan"])
+        assert self.plans.setdefault(("adopted", *rank), text) == text, "M1: one epoch, two plans"
+        if self.options.get("certified"):
+            assert self.versions.setdefault(rank[:2], text) == text, "M2: one version, two plans"
+
+    def check(self, net: SimNetwork, report: SimReport) -> None:
+        """Every run ends, with the outputs of the adopted plan or a typed reason."""
+        assert not report.noted("malformed"), report.noted("malformed")
+        if not net.alive(ROOT):
+            return
+        finish = report.finishes.get(ROOT)
+        assert finish is not None, "the run did not end"
+        commits = [n["digest"] for n in report.noted("commit")]
+        assert len(commits) == len(set(commits)), "a subtask was committed twice"
+        if finish.failed:
+            kinds = {type(e).__name__ for e in finish.failed.values()}
+            assert kinds <= {"NoReplacement", "NoQuorum", "BudgetExceeded", "LoopDetected"}, kinds
+            return
+        machine = net.machine(ROOT)
+        assert isinstance(machine, MeshRoot)
+        assert machine.adopted is not None
+        plan = Plan.from_dict(machine.adopted["plan"])
+        assert set(machine.outputs) == set(plan.order)
+        for subtask_id, output in machine.outputs.items():
+            inner = f"({','.join(machine.outputs[d] for d in plan[subtask_id].depends_on)})"
+            assert output.endswith(inner), f"{subtask_id} mixes lineages: {output}"
+
+
+@pytest.fixture(scope="session")
+def mesh_world() -> type[MeshWorld]:
+    """The class, for tests that choose its options."""
+    return MeshWorld
+
+
 @pytest.fixture(scope="session")
 def chain_world() -> type[ChainWorld]:
     """The class, for tests that choose its options."""
@@ -267,7 +371,7 @@ def star_world() -> type[StarWorld]:
 @pytest.fixture(scope="session")
 def worlds() -> dict[str, Any]:
     """The class per pattern."""
-    return {"star": StarWorld, "chain": ChainWorld}
+    return {"star": StarWorld, "chain": ChainWorld, "mesh": MeshWorld}
 
 
 @pytest.fixture(autouse=True, scope="session")

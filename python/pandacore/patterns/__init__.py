@@ -45,6 +45,7 @@ from pandacore.patterns.base import (
     fold,
 )
 from pandacore.patterns.chain import ChainMember, ChainRoot
+from pandacore.patterns.mesh import MeshMember, MeshRoot, covering_subset, instant_runoff
 from pandacore.patterns.star import Star, StarHub, StarMember, as_message
 
 __all__ = [
@@ -78,6 +79,8 @@ __all__ = [
     "Judged",
     "Limits",
     "Machine",
+    "MeshMember",
+    "MeshRoot",
     "Pattern",
     "PeerDown",
     "PeerUp",
@@ -97,7 +100,9 @@ __all__ = [
     "StopExecution",
     "TimerFired",
     "as_message",
+    "covering_subset",
     "fold",
+    "instant_runoff",
 ]
 
 PATTERNS: dict[str, type[Pattern]] = {"star": Star}
@@ -106,5 +111,6 @@ PATTERNS: dict[str, type[Pattern]] = {"star": Star}
 MACHINES: dict[str, tuple[type[Machine], type[Machine]]] = {
     "star": (StarHub, StarMember),
     "chain": (ChainRoot, ChainMember),
+    "mesh": (MeshRoot, MeshMember),
 }
 """The machines of a pattern: the entrypoint's and the members'."""
