@@ -296,8 +296,9 @@ class MeshWorld:
         return CHAIN if name in {"m1", "m3", "m5"} else LINE
 
     def order(self, _: SimNetwork, name: str, action: Any) -> list[str]:
-        """A ballot that depends on the member."""
-        return sorted(action.proposals, reverse=name in {"m2", "m4"})
+        """A ballot that depends on the member, and on when it is asked."""
+        _, epoch, _, turn = action.request.split(":")
+        return sorted(action.proposals, reverse=(int(name[1]) // 2 + int(epoch) + int(turn)) % 2 == 0)
 
     def replacement(self, net: SimNetwork, _: str, action: AskReplacement) -> str | None:
         """The registry."""

@@ -197,7 +197,7 @@ def test_drift_is_sent_back_once_then_the_member_is_evicted_as_faulty() -> None:
     actions = entry.handle(Judged("a", 2, ok=False, reason="unrelated"))
     assert only(actions, Evict) == [Evict("x", Reason.FAULTY)]
     _, work = member(entry, "y", actions)
-    assert only(work, Execute) == [Execute("a", 1, {}, "y")]
+    assert [(e.subtask_id, e.agent) for e in only(work, Execute)] == [("a", "y")]
 
 
 def test_the_last_holder_lost_leads_to_a_vote_then_to_another_plan() -> None:
@@ -322,7 +322,7 @@ def test_light_adoption_may_differ_for_a_while_certified_never(mesh_world: Any) 
             world.build(net)
             voters = net.machine("root").state["shared"]["voters"]
             for voter in voters[1:]:
-                net.suspect(voter, voters[0], at_s=0.25, for_s=5.0)
+                net.suspect(voter, voters[0], at_s=0.7 + net.seed % 20 * 0.05, for_s=5.0)
 
         def check(net: SimNetwork, report: Any) -> None:
             nonlocal found
@@ -330,7 +330,7 @@ def test_light_adoption_may_differ_for_a_while_certified_never(mesh_world: Any) 
             assert not report.finishes["root"].failed
             found += len({n["digest"] for n in report.noted("decided")}) > 1
 
-        explore(build, check, seeds=range(80), delay_s=(0.001, 0.4))
+        explore(build, check, seeds=range(160), delay_s=(0.001, 0.4))
         return found
 
     assert conflicts(certified=False) > 0

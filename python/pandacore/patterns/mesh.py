@@ -995,6 +995,11 @@ class MeshRoot(_MeshNode):
                     if peer not in self._down and peer not in self.state["evicted"]:
                         self.send(peer, digest=digest, **question)
             self._ask_again()
+        if self.shared["debate"]:
+            for digest in list(self.state["answers"]):  # answers may have come before the plan did
+                self._debate(digest)
+        if self.done:
+            return
         self.do(SetTimer("sync", self._pause))
         self._ticks += 1
         period = max(1, round(self.limits.patience_s / self._pause))
