@@ -376,6 +376,45 @@ class RegistryCore:
         """Bytes in use, by part."""
 
 @final
+class ProbingCore:
+    def __new__(
+        cls,
+        policy: str,
+        *,
+        d: int,
+        sample: int,
+        shortlist: int,
+        extra: int,
+        fresh: int,
+        local_below: float,
+        ignore_from: float,
+        tries: int,
+        timeout_s: tuple[float, float],
+    ) -> Self: ...
+    def advise(
+        self, known: Sequence[tuple[int, int, float, float, float]], service_s: float, seed: int
+    ) -> tuple[bool, list[int], float]: ...
+    def choose(self, known: Sequence[tuple[int, int, float, float, float]], seed: int) -> list[int]: ...
+    @staticmethod
+    def queue_limit(concurrency: int) -> int: ...
+
+def simulate_balance(
+    balancer: str,
+    *,
+    d: int = 2,
+    blocks: int = 2,
+    agents: int = 1000,
+    entries: int = 16,
+    load: float = 0.9,
+    spread: float = 4.0,
+    sigma: float = 1.0,
+    refresh: float = 0.0,
+    jobs: int = 200_000,
+    seed: int = 1,
+) -> dict[str, float]:
+    """Run one load-balancing simulation; times are in mean service times."""
+
+@final
 class RestoredRegistry:
     """A registry read from a snapshot, for the constructor."""
 

@@ -125,7 +125,7 @@ class World:
     @staticmethod
     def name(number: int) -> str:
         """The name of a capability number."""
-        return f"skill.c{number}"
+        return f"skill{number}"  # without a dot: parents would be further capabilities
 
     def load_into(self, registry: Registry, handles: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Announce all agents at once and return their slots."""

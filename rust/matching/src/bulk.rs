@@ -184,7 +184,13 @@ impl Work<'_> {
         if !fresh.is_empty() {
             self.write_fresh(batch, base, &fresh);
         }
-        for (slot, row) in known {
+        for (at, &(slot, row)) in known.iter().enumerate() {
+            if let Some(&(next, _)) = known.get(at + 12) {
+                prefetch(self.line(next));
+            }
+            if let Some(&(next, _)) = known.get(at + 4) {
+                self.prefetch_postings(next);
+            }
             self.update_known(batch, slot, row)?;
         }
         self.writer.garbage.collect(&self.store.domain);

@@ -21,6 +21,7 @@
 //! # Ok::<(), pandacore_matching::RegistryError>(())
 //! ```
 mod assembly;
+pub mod balance_sim;
 pub mod broker;
 mod bulk;
 mod cover;
@@ -29,6 +30,7 @@ mod error;
 mod exact;
 mod hint;
 mod index;
+pub mod probing;
 mod quick;
 mod rcu;
 mod registry;
@@ -36,6 +38,7 @@ mod rng;
 pub mod score;
 mod snapshot;
 mod store;
+pub mod team_machine;
 mod vocabulary;
 mod window;
 

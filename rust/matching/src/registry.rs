@@ -710,6 +710,20 @@ impl Work<'_> {
             }
             self.store.present.fetch_add(1, Ordering::Relaxed);
         }
+        let same = before.flags & PRESENT != 0
+            && eligible(before.flags) == eligible(flags)
+            && before.held as usize == held.len()
+            && self.held(slot).eq(held.iter().copied());
+        if same {
+            // The usual renewal: nothing moves, only numbers change.
+            self.line(slot).set_head(Head {
+                domain: a.domain,
+                flags,
+                ..before
+            });
+            self.update(slot, |attributes| *attributes = a.attributes);
+            return Ok(Placed { slot, accepted: true });
+        }
         self.rewrite(
             slot,
             Head {
@@ -1088,7 +1102,7 @@ impl Work<'_> {
         }
     }
 
-    fn prefetch_postings(&self, slot: u32) {
+    pub(crate) fn prefetch_postings(&self, slot: u32) {
         let line = self.line(slot);
         let held = line.head().held as usize;
         let (extra, pools) = (self.extra(), self.pools());

@@ -3,10 +3,12 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
+use pandacore_matching::balance_sim::{Balancer, Setting, simulate};
+use pandacore_matching::probing::{Advice, Candidate, Policy, Probing, queue_limit};
 use pandacore_matching::score::{rtt_code, rtt_seconds, service_code, service_seconds};
 use pandacore_matching::{
     ALIVE, Announcement, Attributes, Batch, Config, DRAINING, MAX_REQUIREMENTS, MAX_TEAM, Mode, Prepared,
-    Quality, Registry, RegistryError, Requirement, Scratch, Shortage, TRUSTED, Team, TeamSpec,
+    Quality, Registry, RegistryError, Requirement, Rng, Scratch, Shortage, TRUSTED, Team, TeamSpec,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::import_exception;
@@ -163,6 +165,11 @@ enum Named<'py> {
 pub(crate) struct PyRegistry(Arc<Registry>);
 
 impl PyRegistry {
+    /// The registry itself, for what feeds it without Python.
+    pub(crate) fn shared(&self) -> Arc<Registry> {
+        Arc::clone(&self.0)
+    }
+
     fn slot(&self, agent: &Agent<'_>) -> PyResult<u32> {
         match agent {
             Agent::Slot(slot) => Ok(*slot),
@@ -1119,4 +1126,141 @@ impl PyTeam {
             self.mode()
         ))
     }
+}
+
+/// (load, concurrency, service_s, rtt_s, age_s) of a candidate.
+#[derive(FromPyObject)]
+struct Known(u32, u32, f64, f64, f64);
+
+fn candidates(known: &[Known]) -> Vec<Candidate> {
+    let convert = |(agent, k): (usize, &Known)| Candidate {
+        agent: agent as u32,
+        load: k.0,
+        concurrency: k.1,
+        service_s: k.2,
+        rtt_s: k.3,
+        age_s: k.4,
+    };
+    known.iter().enumerate().map(convert).collect()
+}
+
+fn policy(name: &str, d: u32) -> PyResult<Policy> {
+    match name {
+        "idle_first_two_stage" => Ok(Policy::IdleFirstTwoStage),
+        "random" => Ok(Policy::Random),
+        "power_of_d" => Ok(Policy::PowerOfD(d)),
+        "least_loaded" => Ok(Policy::LeastLoaded),
+        _ => Err(ConfigError::new_err(format!(
+            "policy is {name:?}; it can be 'idle_first_two_stage', 'random', 'power_of_d' or 'least_loaded'"
+        ))),
+    }
+}
+
+#[pyclass(frozen, name = "ProbingCore", module = "pandacore._core")]
+pub(crate) struct PyProbing(Probing);
+
+#[pymethods]
+impl PyProbing {
+    #[new]
+    #[pyo3(signature = (policy, *, d, sample, shortlist, extra, fresh, local_below, ignore_from, tries, timeout_s))]
+    #[expect(clippy::too_many_arguments, reason = "fields of one policy")]
+    fn new(
+        policy: &str,
+        d: u32,
+        sample: usize,
+        shortlist: usize,
+        extra: usize,
+        fresh: usize,
+        local_below: f64,
+        ignore_from: f64,
+        tries: usize,
+        timeout_s: (f64, f64),
+    ) -> PyResult<Self> {
+        let policy = self::policy(policy, d)?;
+        Ok(Self(Probing {
+            policy,
+            sample,
+            shortlist,
+            extra,
+            fresh,
+            local_below,
+            ignore_from,
+            tries,
+            timeout_s,
+        }))
+    }
+
+    /// Whether to probe, whom (or the order in which to reserve), and how long to wait.
+    fn advise(&self, known: Vec<Known>, service_s: f64, seed: u64) -> (bool, Vec<usize>, f64) {
+        match self.0.advise(&candidates(&known), service_s, &mut Rng::new(seed)) {
+            Advice::Reserve(order) => (false, order, 0.0),
+            Advice::Probe { which, timeout_s } => (true, which, timeout_s),
+        }
+    }
+
+    fn choose(&self, known: Vec<Known>, seed: u64) -> Vec<usize> {
+        self.0.choose(&candidates(&known), &mut Rng::new(seed))
+    }
+
+    #[staticmethod]
+    fn queue_limit(concurrency: u32) -> u32 {
+        queue_limit(concurrency)
+    }
+}
+
+/// Runs one load-balancing simulation; times are in mean service times.
+#[pyfunction]
+#[pyo3(signature = (balancer, *, d = 2, blocks = 2, agents = 1000, entries = 16, load = 0.9, spread = 4.0, sigma = 1.0, refresh = 0.0, jobs = 200_000, seed = 1))]
+#[expect(clippy::too_many_arguments, reason = "conditions of one simulation")]
+pub(crate) fn simulate_balance<'py>(
+    py: Python<'py>,
+    balancer: &str,
+    d: u32,
+    blocks: usize,
+    agents: u32,
+    entries: u32,
+    load: f64,
+    spread: f64,
+    sigma: f64,
+    refresh: f64,
+    jobs: u32,
+    seed: u64,
+) -> PyResult<Bound<'py, PyDict>> {
+    if !(load > 0.0 && load < 1.0) || !(1..=1_000_000).contains(&agents) || !(1..=4096).contains(&entries) {
+        let text = "load must be between 0 and 1, agents from 1 to 10^6, entries from 1 to 4096";
+        return Err(ConfigError::new_err(text));
+    }
+    let balancer = match balancer {
+        "choices" => Balancer::Choices(d.max(1)),
+        "shortest" => Balancer::Shortest,
+        "idle_queue" => Balancer::IdleQueue,
+        "prequal" => Balancer::Prequal,
+        _ => Balancer::Probing(Probing {
+            policy: policy(balancer, d)?,
+            sample: 8 * blocks.clamp(1, 16),
+            ..Probing::default()
+        }),
+    };
+    let setting = Setting {
+        balancer,
+        agents,
+        entries,
+        load,
+        spread,
+        sigma,
+        refresh,
+        jobs,
+        seed,
+    };
+    let outcome = off_gil(py, || Ok::<_, RegistryError>(simulate(&setting)))?;
+    let dict = PyDict::new(py);
+    dict.set_item("mean_wait", outcome.mean_wait)?;
+    dict.set_item("p99_wait", outcome.p99_wait)?;
+    dict.set_item("p999_wait", outcome.p999_wait)?;
+    dict.set_item("mean_response", outcome.mean_response)?;
+    dict.set_item("longest_queue", outcome.longest_queue)?;
+    dict.set_item("fairness", outcome.fairness)?;
+    dict.set_item("messages", outcome.messages)?;
+    dict.set_item("resampled", outcome.resampled)?;
+    Ok(dict)
 }

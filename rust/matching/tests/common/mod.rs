@@ -4,6 +4,8 @@
     clippy::unwrap_used,
     reason = "each test file uses its part; a failed step is a failed test"
 )]
+pub(crate) mod checker;
+
 use pandacore_matching::{
     ALIVE, Announcement, Attributes, Config, Registry, Requirement, Rng, TRUSTED, TeamSpec,
 };
