@@ -292,10 +292,10 @@ def test_ctrl_c_ends_a_run_with_130(tmp_path: Path) -> None:
             assert run.stdout is not None
             assert run.stderr is not None
             for line in run.stdout:
-                if "reader starts" in line:
+                if "starts answer.question" in line:  # the step that asks the model
                     break
             else:
-                pytest.fail("the run did not start")
+                pytest.fail(f"the run did not start: {run.stderr.read()}")
             start = time.monotonic()
             run.send_signal(signal.SIGINT)
             assert run.wait(timeout=30) == Exit.INTERRUPTED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -58,14 +60,20 @@ async def ask_all(
     """
     from pandacore.agent import Agent
     from pandacore.collective import Collective
-    from pandacore.demo.agents import TEAM, question_plan
 
     codes = []
     right = 0
+    # The model server takes a second to start; meanwhile this process loads what it needs itself.
+    loading = asyncio.create_task(asyncio.to_thread(_load_runtime))
     async with (
         runs.model(settings, ways.model) as model,
-        Collective.local(model=model.client, seed=ways.seed) as collective,
+        Collective.local(
+            model=model.client, journal=settings.paths.journal, seed=ways.seed
+        ) as collective,
     ):
+        await loading
+        from pandacore.demo.agents import TEAM, question_plan
+
         collective.add(*(_fitted(Agent.of(member), settings) for member in TEAM))
         # The extractive model plans by the same rules; a generative one would spend tokens on it.
         by_rules = ways.planner == "rules" or (ways.planner == "auto" and await runs.generates(model))
@@ -101,6 +109,11 @@ async def ask_all(
     if len(questions) > 1 and not ways.as_json:
         say(f"\n{right} of {len(questions)} right")
     return max(codes, default=Exit.OK)
+
+
+def _load_runtime() -> None:
+    for name in ("registry", "demo.agents", "team.driver", "team.host", "team.assembly"):
+        importlib.import_module(f"pandacore.{name}")
 
 
 def _fitted(member: Agent, settings: Settings) -> Agent:

@@ -1,0 +1,104 @@
+"""``pandacore resume``: take up a run that a crash left open."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from pandacore.cli.log import JOURNAL, RUN, opened
+from pandacore.config import Settings, load
+from pandacore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pandacore.journal import Journal
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def resume(
+    run: str = RUN,
+    *,
+    journal: Path | None = JOURNAL,
+    agents: str = typer.Option(
+        "pandacore.demo.agents", "--agents", metavar="MODULE", help="The Python module with the agents."
+    ),
+    model: str | None = typer.Option(
+        None, "--model", metavar="SPEC", help="extractive, llama:NAME, openai:MODEL or grpc://host:port."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+) -> None:
+    """Take up a run that a crash left open; committed subtasks are not done again."""
+    from pandacore.cli.runs import blocking
+
+    settings = load()
+    with opened(journal) as log:
+        raise typer.Exit(
+            blocking(_resume(run, log, marked_in(agents), model=model, settings=settings, as_json=as_json))
+        )
+
+
+async def _resume(
+    run_id: str,
+    journal: Journal,
+    agents: list[object],
+    *,
+    model: str | None,
+    settings: Settings,
+    as_json: bool,
+) -> int:
+    from pandacore.cli import runs
+    from pandacore.cli.output import json_line, say
+    from pandacore.collective import Collective
+
+    async with (
+        runs.model(settings, model) as handle,
+        Collective.local(model=handle.client, journal=journal) as collective,
+    ):
+        collective.add(*agents)
+        shown = runs.view(quiet=as_json)
+        run = collective.resume(run_id)
+        with shown:
+            async for event in run.events():
+                shown.event(event)
+        result = await run.result()
+        if as_json:
+            json_line(result.to_dict())
+        elif result.ok:
+            say(json.dumps(result.output, ensure_ascii=False))
+        return runs.exit_code(result, settings)
+
+
+def marked_in(module: str) -> list[object]:
+    """The agents that a module defines: marked functions and classes, and ``Agent`` objects.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be imported, or has none.
+    """
+    from pandacore.agent import is_agent
+
+    sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
+    try:
+        found = [v for v in vars(importlib.import_module(module)).values() if is_agent(v)]
+    except ImportError as error:
+        raise ConfigError(
+            f"the module cannot be imported: {error}",
+            where=f"--agents {module}",
+            hint="check its name and path",
+        ) from error
+    finally:
+        sys.path.remove("")
+    if not found:
+        raise ConfigError(
+            "the module has no agents", where=f"--agents {module}", hint="mark some with @pandacore.agent"
+        )
+    return found
