@@ -184,6 +184,9 @@ class PathSettings:
     """Where files go."""
 
     cache_dir: Path = field(default=Path(), metadata=_about("where fetched models are kept"))
+    journal: Path | None = field(
+        default=None, metadata=_about("the run log that runs are written to; none by default")
+    )
 
 
 @dataclass(frozen=True, slots=True)
