@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pandacore_trust::{
     Certificate, FULL, Genesis, KeyPair, LayerSet, Ledger, Limits, Quota, Revocation, Scratch, SetSpec,
-    Threshold, UNLIMITED, UNREACHED, Walk, distance, flow, reach, reach_threshold, witness,
+    Threshold, UNLIMITED, UNREACHED, Walk, distance, flow, reach, reach_sizes, reach_threshold, witness,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -623,6 +623,16 @@ fn agrees(run: &Run, sets: &[usize], rules: Rules, deep: bool) {
                 }
             }
             if !graph.has_limits() {
+                // Few anchors are searched from, all of them are counted towards: the sizes are the same.
+                let all: Vec<u32> = (0..graph.nodes() as u32).collect();
+                let mask = [0b1_0101_1011u64];
+                for mask in [None, Some(&mask[..])] {
+                    let each: Vec<u32> = all
+                        .iter()
+                        .map(|&a| reach_sizes(graph, &[a], walk, mask, 1)[0])
+                        .collect();
+                    assert_eq!(reach_sizes(graph, &all, walk, mask, 2), each);
+                }
                 let mut ends = Vec::new();
                 let nodes = reach(
                     graph,
