@@ -118,12 +118,11 @@ class Journal:
         self._pid = os.getpid()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _FileLock(self.path.with_name(self.path.name + ".lock"))
-        try:
-            self._reader = _open(self.path)
-            self._next = _last_numbers(self._reader)
-        except BaseException:
-            self._lock.release()
-            raise
+        with contextlib.ExitStack() as undo:  # a file that turns out damaged is let go of
+            undo.callback(self._lock.release)
+            self._reader = undo.enter_context(contextlib.closing(_open(self.path)))
+            self._next = _last_numbers(self._reader, self.path)
+            undo.pop_all()
         self._mutex = threading.Lock()
         self._queue: queue.Queue[_Write | threading.Event | None] = queue.Queue(MAX_PENDING)
         self._failed: errors.PandacoreError | None = None
@@ -187,7 +186,7 @@ class Journal:
             raise errors.StateError(f"the journal {self.path} is closed", hint="open it again")
         if isinstance(self._failed, errors.StorageFull) and self._queue.empty():
             # Nothing that failed is in the file: number on from what is, and let the next commit try.
-            self._next = _last_numbers(self._reader)
+            self._next = _last_numbers(self._reader, self.path)
             self._failed = None
         if self._failed is not None:
             raise self._failed
@@ -410,8 +409,12 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _last_numbers(connection: sqlite3.Connection) -> dict[str, int]:
-    return {run_id: last + 1 for run_id, last in connection.execute("SELECT run_id, last FROM heads")}
+def _last_numbers(connection: sqlite3.Connection, path: Path) -> dict[str, int]:
+    """The next number of every run."""
+    try:
+        return {run_id: last + 1 for run_id, last in connection.execute("SELECT run_id, last FROM heads")}
+    except (*_DAMAGE, TypeError) as failure:
+        raise _storage_error(failure, path) from failure
 
 
 def _sum(run_id: str, seq: int, kind: str, body: str, at: float) -> bytes:
