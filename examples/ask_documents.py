@@ -12,7 +12,7 @@ DOCUMENTS = [
 async def answerer(task: pc.Task, ctx: pc.AgentContext) -> str:
     """Answers from the given documents."""
     request = pc.ChatRequest(
-        (pc.Message("user", task.text),), documents=task.documents, metadata={"task": "answer"}
+        (pc.Message.user(task.text),), documents=task.documents, metadata={"task": "answer"}
     )
     return (await ctx.model.chat(request)).text
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pandacore.models.bound import BoundModel
     from pandacore.trust import KeyPair
 
-__all__ = ["Agent", "AgentContext", "agent"]
+__all__ = ["Agent", "AgentContext", "agent", "is_agent"]
 
 T = TypeVar("T")
 
@@ -198,6 +198,11 @@ class Agent:
             concurrency=spec.concurrency,
             queue_limit=spec.queue_limit,
         )
+
+
+def is_agent(target: object) -> bool:
+    """True for what :meth:`Agent.of` takes."""
+    return isinstance(target, Agent) or isinstance(getattr(target, _MARK, None), _Spec)
 
 
 def _capabilities(names: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pandacore.journal import Journal
 
-__all__ = ["Opened", "read_past"]
+__all__ = ["Opened", "Rebuilt", "read_past", "rebuild"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +75,30 @@ def read_past(journal: Journal, run_id: str) -> Opened:
         Past(run_id, plan, source, state, usage),
         finished,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A run as its log alone tells it. ``same`` is False if the log contradicts the result it ends with."""
+
+    records: int
+    outputs: Mapping[str, Any]
+    finished: str
+    same: bool
+
+
+def rebuild(journal: Journal, run_id: str) -> Rebuilt:
+    """Replay a run's log: no agent and no model is called.
+
+    Raises
+    ------
+    UnknownRun, JournalCorrupt, IncompatibleJournal
+        The journal cannot give the run.
+    """
+    opened = read_past(journal, run_id)
+    records = sum(1 for _ in journal.read(run_id))
+    hub = (opened.past.state or {}).get("hub", {})
+    outputs = {record["id"]: record["output"] for record in hub.get("done", {}).values()}
+    if opened.finished is None:
+        return Rebuilt(records, outputs, "", True)
+    return Rebuilt(records, outputs, opened.finished["status"], dict(opened.finished["outputs"]) == outputs)
