@@ -95,7 +95,7 @@ async def test_agents_share_what_the_budget_leaves_and_their_use_is_counted() ->
     @pc.agent(capabilities=["think"])
     async def think(task: pc.Task, ctx: pc.AgentContext) -> dict[str, Any]:
         before = ctx.model.remaining_tokens
-        answer = await ctx.model.chat(pc.ChatRequest((pc.Message("user", "go"),), max_tokens=50))
+        answer = await ctx.model.chat(pc.ChatRequest((pc.Message.user("go"),), max_tokens=50))
         return {"before": before, "text": answer.text}
 
     steps = [
