@@ -67,9 +67,7 @@ async def ask_all(
     loading = asyncio.create_task(asyncio.to_thread(_load_runtime))
     async with (
         runs.model(settings, ways.model) as model,
-        Collective.local(
-            model=model.client, journal=settings.paths.journal, seed=ways.seed
-        ) as collective,
+        Collective.local(model=model.client, journal=settings.paths.journal, seed=ways.seed) as collective,
     ):
         await loading
         from pandacore.demo.agents import TEAM, question_plan

@@ -11,6 +11,9 @@ __all__ = ["EXPERIMENTS"]
 
 # One line per experiment, in alphabetical order.
 EXPERIMENTS: dict[str, tuple[str, str]] = {
-    "assembly": ("pandacore.experiments.assembly", "time to put a team together, by collective and team size"),
+    "assembly": (
+        "pandacore.experiments.assembly",
+        "time to put a team together, by collective and team size",
+    ),
     "balance": ("pandacore.experiments.balance", "waiting under load balancers, with fresh and stale loads"),
 }

@@ -20,7 +20,7 @@ def replay(
     journal: Path | None = JOURNAL,
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Rebuild a run from its log alone, and compare it with what was answered.
+    """Rebuild a run from its log alone, and compare.
 
     Every record is verified; no agent and no model is called. Exits 1 if they differ.
     """

@@ -35,7 +35,10 @@ def resume(
     ),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Take up a run that a crash left open; committed subtasks are not done again."""
+    """Take up a run that a crash left open.
+
+    Committed subtasks are not done again.
+    """
     from pandacore.cli.runs import blocking
 
     settings = load()
