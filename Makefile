@@ -28,7 +28,8 @@ test: test-rust test-python ## set up and run all tests
 check: check-format check-lint check-types check-proto test ## what CI runs: format, lint, types, protos, tests
 
 bench: $(STAMP)/dev ## run every benchmark against its peers (release build, 10^6 agents)
-	@$(BIN)/pandacore bench all --agents 1000000 --json
+	@for name in $$($(BIN)/python -c 'from pandacore.bench import BENCHES; print(*BENCHES)'); \
+	do $(BIN)/pandacore bench $$name --agents 1000000 --json; done
 
 soak: $(STAMP)/dev ## the long tests: minutes, not part of `make test`
 	@$(BIN)/python -m pytest -m soak --override-ini 'addopts=-ra --import-mode=importlib -p pandacore.testing.fixtures'
@@ -42,7 +43,7 @@ fmt: $(STAMP)/dev ## format all code
 	@$(BIN)/ruff check -q --fix-only .
 
 docs: $(STAMP)/docs ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) $(STAMP) target dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
