@@ -56,14 +56,14 @@ class Probing:
     Parameters
     ----------
     policy : str
-        ``idle_first_two_stage`` (the default: idle agents first, the fastest of them, else the shortest expected
-        wait; probes as staleness demands), ``random``, ``power_of_d`` (probe ``d`` and take the shortest queue) or
-        ``least_loaded`` (the shortest known queue; herds when loads are stale).
+        ``idle_first_two_stage`` (the default: idle agents first, the fastest of them, else the shortest
+        expected wait; probes as staleness demands), ``random``, ``power_of_d`` (probe ``d`` and take the
+        shortest queue) or ``least_loaded`` (the shortest known queue; herds when loads are stale).
     d : int
         Probes of ``power_of_d``.
     sample, shortlist, extra, fresh : int
-        Candidates to sample; probes to the best of them and to random others; random probes when loads are too
-        old.
+        Candidates to sample; probes to the best of them and to random others; random probes when loads are
+        too old.
     local_below, ignore_from : float
         Ages, in service times, below which nothing is probed and from which known loads are ignored.
     tries : int
@@ -89,7 +89,9 @@ class Probing:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1", where=name)
         if not 0 < self.timeout_s[0] <= self.timeout_s[1] < math.inf:
-            raise ConfigError(f"timeout_s is {self.timeout_s}; it must be two ascending times", where="timeout_s")
+            raise ConfigError(
+                f"timeout_s is {self.timeout_s}; it must be two ascending times", where="timeout_s"
+            )
         core = ProbingCore(
             self.policy,
             d=self.d,
@@ -106,11 +108,11 @@ class Probing:
 
     def advise(self, known: Sequence[Known], *, service_s: float, seed: int) -> Advice:
         """Say what to do with a sample whose agents take about ``service_s`` seconds for a task."""
-        return Advice(*self._core.advise([tuple(k) for k in known], service_s, seed))
+        return Advice(*self._core.advise(list(known), service_s, seed))
 
     def choose(self, answered: Sequence[Known], *, seed: int) -> list[int]:
         """The order in which to reserve among candidates that answered; at most ``tries``."""
-        return self._core.choose([tuple(k) for k in answered], seed)
+        return self._core.choose(list(answered), seed)
 
 
 def queue_limit(concurrency: int) -> int:

@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar, 
 
 import numpy as np
 
-from pandacore._core import AgentRecord, Capability, Certificate, Member, PreparedSpec, RegistryCore, RestoredRegistry, Team
+from pandacore._core import (
+    AgentRecord,
+    Capability,
+    Certificate,
+    Member,
+    PreparedSpec,
+    RegistryCore,
+    RestoredRegistry,
+    Team,
+)
 from pandacore.errors import ConfigError, CorruptFile, ShapeError
 
 if TYPE_CHECKING:
@@ -191,7 +200,9 @@ class Registry(RegistryCore):
     ) -> Self:
         if not _is_int(seed) or not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed!r}; it must be a whole number of at most 64 bits", where="seed")
-        self = super().__new__(cls, seed=int(seed), signatures=signatures, trust_by_default=trust_by_default, restored=restored)
+        self = super().__new__(
+            cls, seed=int(seed), signatures=signatures, trust_by_default=trust_by_default, restored=restored
+        )
         self._resolver = resolver
         return self
 

@@ -345,7 +345,16 @@ def test_snapshot_and_restore(tmp_path: Path) -> None:
             mine, theirs = registry.get(agent(n)), other.get(agent(n))
             assert mine is not None
             assert theirs is not None
-            for name in ("version", "capabilities", "tags", "load", "domain", "service_s", "alive", "trusted"):
+            for name in (
+                "version",
+                "capabilities",
+                "tags",
+                "load",
+                "domain",
+                "service_s",
+                "alive",
+                "trusted",
+            ):
                 assert getattr(mine, name) == getattr(theirs, name)
     other.announce(agent(9), ["p.c1"], version=30)
     assert agent(9) not in other
@@ -361,7 +370,7 @@ def test_damaged_snapshot_is_refused_with_its_path(tmp_path: Path, damage: str) 
     data[len(data) // 2] ^= 4
     changed = {"flip": bytes(data), "cut": path.read_bytes()[:-9], "empty": b"", "other": b"{}" * 40}[damage]
     path.write_bytes(changed)
-    with pytest.raises(CorruptFile, match="registry.bin"):
+    with pytest.raises(CorruptFile, match=r"registry\.bin"):
         Registry.restore(path)
     assert path.read_bytes() == changed
     with pytest.raises(IsADirectoryError):

@@ -20,7 +20,7 @@ from pandacore.registry import PreparedSpec, Registry, TeamSpec
 
 __all__ = ["OPTIONS", "PEERS", "run"]
 
-PEERS = ("python_lists", "python_sets", "numpy", "pyroaring", "sqlite", "numpy_greedy")
+PEERS = ("python_lists", "python_sets", "numpy", "pyroaring", "sqlite", "numpy_greedy", "pyroaring_greedy")
 OPTIONS = (Option("size", int, 8, "capabilities of a request"),)
 
 _REQUESTS = 2_000
@@ -226,6 +226,8 @@ def _consolidated(
     requests: list[Request] = rows.tolist()
     greedy = _numpy_greedy(world)
     peers = [Case("numpy_greedy", op=greedy, inputs=requests, max_calls=200)]
+    if bench.wants("pyroaring_greedy") and bench.peer("pyroaring_greedy", module="pyroaring") is not None:
+        peers.append(Case("pyroaring_greedy", op=_pyroaring_greedy(world), inputs=requests, max_calls=400))
     conditions: dict[str, Any] = {"capabilities": rows.shape[1]}
     ours = Case("pandacore", timed=_core(registry, mapped, "consolidated"))
     bench.compare("consolidated_p50", ours, peers, agents=agents, chunk=_CHUNK, **conditions)
@@ -262,6 +264,37 @@ def _numpy_greedy(world: World) -> Callable[[Request], list[int]]:
             agent = int(counts.argmax())
             team.append(agent)
             left = [c for c in left if not _has(pools[c], agent)]
+        return team
+
+    return assemble
+
+
+def _pyroaring_greedy(world: World) -> Callable[[Request], list[int]]:
+    """The same greedy on compressed bitmaps; each plane holds one bit of every agent's count."""
+    import pyroaring
+
+    pools = [pyroaring.BitMap(pool.astype(np.uint32)) for pool in world.pools]
+
+    def assemble(request: Request) -> list[int]:
+        left = list(request)
+        team: list[int] = []
+        while left:
+            planes: list[Any] = []
+            for capability in left:
+                carry = pools[capability]
+                for k, plane in enumerate(planes):
+                    planes[k], carry = plane ^ carry, plane & carry
+                    if not carry:
+                        break
+                else:
+                    planes.append(carry)
+            # From the highest bit down, keep those that have it, if any has.
+            best = planes.pop()
+            for plane in reversed(planes):
+                best = (best & plane) or best
+            agent = best[0]
+            team.append(agent)
+            left = [c for c in left if agent not in pools[c]]
         return team
 
     return assemble

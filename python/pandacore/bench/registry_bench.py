@@ -8,8 +8,10 @@ pays for that at every assembly (``pandacore bench assembly``, peer ``python_set
 from __future__ import annotations
 
 import gc
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,49 @@ def run(bench: Bench) -> None:
     for agents in bench.sizes(default=(10_000, 100_000, 1_000_000), quick=(10_000,)):
         world = World.make(agents, bench.rng(agents))
         registry = _load(bench, world)
-        memory: dict[str, Any] = {f"{part}_bytes": size for part, size in registry.memory().items()}
-        bench.emit("bytes_per_agent", sum(memory.values()) / agents, "B", agents=agents, **memory)
+        _memory(bench, registry)
         _updates(bench, world, registry)
         _under_updates(bench, world, registry)
+        _snapshot(bench, registry)
+
+
+def _memory(bench: Bench, registry: Registry) -> None:
+    """Bytes an agent of lines, pools, versions and the id table; signatures and the ids themselves beside."""
+    agents = len(registry)
+    parts = {part: size / agents for part, size in registry.memory().items()}
+    shown: dict[str, Any] = {f"{part}_bytes": round(size, 1) for part, size in parts.items()}
+    ids = 32.0  # the keys, which are data and not index
+    index = sum(parts.values()) - parts["signatures"] - ids
+    bench.emit(
+        "bytes_per_agent",
+        index,
+        "B",
+        agents=agents,
+        with_signatures=index + parts["signatures"],
+        with_signatures_and_ids=index + parts["signatures"] + ids,
+        **shown,
+    )
+
+
+def _snapshot(bench: Bench, registry: Registry) -> None:
+    """Write everything to a file and read it back, fsync included."""
+    with tempfile.TemporaryDirectory(prefix="pandacore-bench-") as directory:
+        path = Path(directory) / "registry"
+        start = time.perf_counter()
+        registry.snapshot(path)
+        written = time.perf_counter() - start
+        other = Registry.restore(path)
+        total = time.perf_counter() - start
+        assert len(other) == len(registry)
+        bench.emit(
+            "snapshot_restore_seconds",
+            total,
+            "s",
+            agents=len(registry),
+            snapshot_s=written,
+            restore_s=total - written,
+            file_bytes=path.stat().st_size,
+        )
 
 
 def _load(bench: Bench, world: World) -> Registry:

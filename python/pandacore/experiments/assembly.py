@@ -1,7 +1,7 @@
 """``pandacore experiment assembly``: time to put a team together against collective and team size.
 
-The question of PANDA's figure 3. One request of 8 capabilities at growing numbers of agents, and requests of 2 to
-32 capabilities at the largest number.
+The question of PANDA's figure 3. One request of 8 capabilities at growing numbers of agents, and requests of
+2 to 32 capabilities at the largest number.
 """
 
 from __future__ import annotations

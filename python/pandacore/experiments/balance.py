@@ -1,7 +1,8 @@
 """``pandacore experiment balance``: waiting and fairness of load balancers, with fresh and with stale loads.
 
-A seeded simulation: agents whose speeds differ by a factor of four, lognormal service times, offered load 0.9,
-several entry points. Times are in mean service times; ``refresh`` is how often an agent's load becomes known.
+A seeded simulation: agents whose speeds differ by a factor of four, lognormal service times, offered load
+0.9, several entry points. Times are in mean service times; ``refresh`` is how often an agent's load becomes
+known.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ use crate::store::{
     ALIVE, Attributes, Head, LANES, Line, PRESENT, TRUSTED, eligible, entry, entry_slot, posting,
 };
 
+/// Rows whose memory is asked for before the first of them is written.
+const GROUP: usize = 16;
+
 /// A batch of announcements in columns. Every given column has one value per id.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Batch<'a> {
@@ -308,55 +311,67 @@ impl Work<'_> {
         self.assign_bits(&plans);
 
         // Write. Readers see none of it before the counts below.
-        for (k, &r) in fresh.iter().enumerate() {
-            let slot = base + k as u32;
-            let capabilities = row(r);
-            self.resize(slot, 0, capabilities.len());
-            let (store, signatures) = (self.store, self.config.signatures);
-            // SAFETY: the lock is held, and nothing in this iteration grows an array from here on.
-            let (lines, extra, pools) =
-                unsafe { (store.lines.owned(), store.extra.owned(), store.pools.owned()) };
-            let line = &lines[slot as usize];
-            let attributes = batch.attributes(r as usize);
-            let flags = flags_of(r);
-            let domain = batch.domains.map_or(0, |c| c[r as usize]);
-            let held = capabilities.len();
-            line.set_attributes(attributes);
-            line.set_head(Head {
-                domain,
-                flags,
-                held: held as u8,
-                stamp: 2,
-            });
-            self.version(slot)
-                .store(batch.versions.map_or(1, |c| c[r as usize]), Ordering::Relaxed);
-            let word = entry(attributes.score(), domain, slot);
-            let ready = eligible(flags);
-            let mut signature = 0;
-            if signatures {
+        // In groups, so that the cache misses of a group overlap: places first, then contents.
+        let mut places: Vec<u32> = Vec::new();
+        for (g, group) in fresh.chunks(GROUP).enumerate() {
+            let first = base + (g * GROUP) as u32;
+            places.clear();
+            for (k, &r) in group.iter().enumerate() {
+                let capabilities = row(r);
+                self.resize(first + k as u32, 0, capabilities.len());
+                let ready = eligible(flags_of(r));
                 for &c in capabilities {
-                    signature |= pools[c as usize].signature_bit();
+                    let plan = &mut plans[c as usize];
+                    let at = if ready {
+                        plan.place()
+                    } else {
+                        plan.next_idle += 1;
+                        plan.next_idle - 1
+                    };
+                    let pool = self.pool(c);
+                    prefetch(self.entry(pool, at));
+                    if self.config.signatures {
+                        prefetch(self.signature_cell(pool, at));
+                    }
+                    places.push(at);
                 }
             }
-            for (k, &c) in capabilities.iter().enumerate() {
-                let plan = &mut plans[c as usize];
-                let at = if ready {
-                    plan.place()
-                } else {
-                    plan.next_idle += 1;
-                    plan.next_idle - 1
+            let mut next = places.iter();
+            for (k, &r) in group.iter().enumerate() {
+                let slot = first + k as u32;
+                let capabilities = row(r);
+                let line = self.line(slot);
+                let attributes = batch.attributes(r as usize);
+                let domain = batch.domains.map_or(0, |c| c[r as usize]);
+                let held = capabilities.len();
+                line.set_attributes(attributes);
+                line.set_head(Head {
+                    domain,
+                    flags: flags_of(r),
+                    held: held as u8,
+                    stamp: 2,
+                });
+                self.version(slot)
+                    .store(batch.versions.map_or(1, |c| c[r as usize]), Ordering::Relaxed);
+                let word = entry(attributes.score(), domain, slot);
+                let signatures = self.config.signatures;
+                let signature = match signatures {
+                    true => capabilities
+                        .iter()
+                        .map(|&c| self.pool(c).signature_bit())
+                        .fold(0, |a, b| a | b),
+                    false => 0,
                 };
-                let pool = &pools[c as usize];
-                // SAFETY: as above; the room was made before.
-                let blocks = unsafe { pool.blocks().owned() };
-                blocks[(at / LANES) as usize].0[(at % LANES) as usize].store(word, Ordering::Relaxed);
-                if signatures {
-                    // SAFETY: as above.
-                    let cells = unsafe { pool.signatures().owned() };
-                    cells[at as usize].store(signature, Ordering::Relaxed);
-                }
-                if let Some(place) = line.word(k, held, extra) {
-                    place.store(posting(c, at), Ordering::Relaxed);
+                let extra = self.extra();
+                for ((k, &c), &at) in capabilities.iter().enumerate().zip(&mut next) {
+                    let pool = self.pool(c);
+                    self.entry(pool, at).store(word, Ordering::Relaxed);
+                    if signatures {
+                        self.signature_cell(pool, at).store(signature, Ordering::Relaxed);
+                    }
+                    if let Some(place) = line.word(k, held, extra) {
+                        place.store(posting(c, at), Ordering::Relaxed);
+                    }
                 }
             }
         }
