@@ -33,8 +33,10 @@ __all__ = [
     "InvalidOutput",
     "InvalidPlan",
     "InvalidVector",
-    "LoopDetected",
+    "JoinRefused",
     "JournalCorrupt",
+    "KeyInUse",
+    "LoopDetected",
     "MalformedRecord",
     "ModelError",
     "ModelMismatch",
@@ -66,6 +68,7 @@ __all__ = [
     "UnknownRun",
     "UnsupportedFeature",
     "UntrustedWitness",
+    "WrongCollective",
 ]
 
 
@@ -270,6 +273,31 @@ class UnknownId(PandacoreError, KeyError):
 
 class CorruptFile(PandacoreError, ValueError):
     """A stored file is damaged, cut off, or not of the expected kind; nothing of it was used."""
+
+
+class KeyInUse(StateError):
+    """Another process runs with this host's key; the earlier start has stopped itself."""
+
+
+class JoinRefused(PandacoreError, ConnectionError):
+    """A seed refused this host: no valid join ticket, not the pinned key, or another protocol."""
+
+
+class WrongCollective(JoinRefused):
+    """A seed belongs to another collective. ``ours`` and ``theirs`` are the two ids, as hex."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ours: str = "",
+        theirs: str = "",
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.ours = ours
+        self.theirs = theirs
 
 
 class DataDirLocked(StateError):

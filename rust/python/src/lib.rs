@@ -2,6 +2,7 @@
 mod broker;
 mod detach;
 mod error;
+mod gossip;
 mod matching;
 mod reputation;
 mod trust;
@@ -16,8 +17,12 @@ mod _core {
     use crate::broker::{PyParams, PySemanticIndex, PySubset};
 
     #[pymodule_export]
+    use crate::gossip::{PyNode, encode_announcement, py_hosting_message, py_ticket_message, trust_record_key};
+
+    #[pymodule_export]
     use crate::matching::{
-        PyAgentRecord, PyCapability, PyCertificate, PyMember, PyPreparedSpec, PyRegistry, PyRestored, PyTeam,
+        PyAgentRecord, PyCapability, PyCertificate, PyMember, PyPreparedSpec, PyProbing, PyRegistry,
+        PyRestored, PyTeam, simulate_balance,
     };
 
     #[pymodule_export]
