@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pandacore.models.bound import BoundModel
     from pandacore.trust import KeyPair
 
-__all__ = ["Agent", "AgentContext", "agent", "is_agent"]
+__all__ = ["Agent", "AgentContext", "agent", "agents_of", "is_agent"]
 
 T = TypeVar("T")
 
@@ -203,6 +203,31 @@ class Agent:
 def is_agent(target: object) -> bool:
     """True for what :meth:`Agent.of` takes."""
     return isinstance(target, Agent) or isinstance(getattr(target, _MARK, None), _Spec)
+
+
+def agents_of(module: str) -> list[object]:
+    """The agents that a module defines: marked functions and classes, and :class:`Agent` objects.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be imported, or has none.
+    """
+    import importlib
+    import sys
+
+    sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
+    try:
+        found = [v for v in vars(importlib.import_module(module)).values() if is_agent(v)]
+    except ImportError as error:
+        raise ConfigError(
+            f"the module cannot be imported: {error}", where=module, hint="check its name and path"
+        ) from error
+    finally:
+        sys.path.remove("")
+    if not found:
+        raise ConfigError("the module has no agents", where=module, hint="mark some with @pandacore.agent")
+    return found
 
 
 def _capabilities(names: Sequence[str]) -> tuple[str, ...]:

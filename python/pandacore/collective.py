@@ -34,6 +34,7 @@ MAX_RUNS: Final = 1_000
 MAX_WAITING: Final = 10_000
 """Runs that wait for a place; more are refused as ``Overloaded``."""
 _CLOSE_S: Final = 5.0
+_ATTACH_S: Final = 5.0
 
 
 class Collective:
@@ -71,6 +72,7 @@ class Collective:
         self._exit: contextlib.AsyncExitStack | None = None
         self._agents: dict[bytes, Agent] = {}
         self._runs: set[Run] = set()
+        self._watches: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(MAX_RUNS)
         self._waiting = 0
         self._host: Host | None = None
@@ -172,6 +174,10 @@ class Collective:
         self._check_loop()
         self._state = "closed"
         await asyncio.gather(*(run.cancel() for run in list(self._runs)), return_exceptions=True)
+        watches = list(self._watches.values())
+        for task in watches:
+            task.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
         if self._exit is not None:
             await self._exit.aclose()
             self._exit = None
@@ -234,9 +240,65 @@ class Collective:
         await self._host.remove(agent.id)
         del self._agents[agent.id]
 
+    async def attach(self, address: str) -> int:
+        """Take in the agents of another process, served by ``python -m pandacore.team.serve``.
+
+        Every agent proves by a signature that its key is there. The host is watched: when it gives no proof
+        of life for about 1.5 s, its agents leave the collective, and runs that need them swap in others.
+
+        Parameters
+        ----------
+        address : str
+            ``host:port`` of the other process; traffic to it is not encrypted, so use loopback.
+
+        Returns
+        -------
+        int
+            How many agents joined.
+
+        Raises
+        ------
+        ConnectionLost, DeadlineExceeded
+            Nobody answers there.
+        ProtocolError
+            An agent's card is not signed by its key; none of the host is taken in.
+        DuplicateId
+            An agent of it is here already.
+        """
+        from pandacore.team.watch import watch
+
+        self._require_open()
+        directory = self._open_services().directory
+        client = directory.client_at(address)
+        try:
+            found = await client.describe(timeout_s=_ATTACH_S)
+            for entry, _ in found:
+                if entry.agent_id in directory:
+                    raise errors.DuplicateId(f"agent {entry.name!r} is here already", where=address)
+        except BaseException:
+            if not directory.at(address):
+                await directory.drop_client(address)
+            raise
+        for entry, concurrency in found:
+            directory.add(entry, concurrency=concurrency)
+        loop = asyncio.get_running_loop()
+        self._watches[address] = loop.create_task(
+            watch(client, lambda: self._host_down(address)), name=f"pandacore watch {address}"
+        )
+        return len(found)
+
+    def _host_down(self, address: str) -> None:
+        directory = self._open_services().directory
+        gone = {entry.agent_id for entry in directory.at(address)}
+        for agent_id in gone:
+            directory.remove(agent_id)
+        for run in list(self._runs):
+            run.host_down(gone)
+        self._watches.pop(address, None)
+
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """The agents, in the order they were added."""
+        """The agents of this process, in the order they were added."""
         return tuple(self._agents.values())
 
     @property
@@ -577,9 +639,13 @@ class SyncCollective:
         """See :meth:`Collective.remove`."""
         self._call(self._collective.remove(agent))
 
+    def attach(self, address: str) -> int:
+        """See :meth:`Collective.attach`."""
+        return self._call(self._collective.attach(address))
+
     @property
     def agents(self) -> tuple[Agent, ...]:
-        """The agents, in the order they were added."""
+        """The agents of this process, in the order they were added."""
         return self._collective.agents
 
     def run(

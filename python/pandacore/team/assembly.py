@@ -119,7 +119,10 @@ class Assembler:
     async def _probe(self, agent_ids: set[bytes]) -> dict[bytes, Load]:
         probes = {a: self._directory.client(a).probe(a, timeout_s=PROBE_TIMEOUT_S) for a in agent_ids}
         answers = await gather_within(probes, PROBE_TIMEOUT_S)
-        return {a: load for a, load in answers.items() if isinstance(load, Load)}
+        loads = {a: load for a, load in answers.items() if isinstance(load, Load)}
+        for agent_id, load in loads.items():
+            self._directory.report(agent_id, load.total)
+        return loads
 
     async def _invite_or_leave(self, choice: list[tuple[bytes, str, int]], run_id: str) -> dict[bytes, str]:
         """Invite all; a caller that is cancelled meanwhile leaves no place behind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +15,8 @@ from pandacore.models.wire import usage_from_pb
 from pandacore.rpc.channel import check_size, open_channel
 from pandacore.rpc.errors import error_of_call, from_detail
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
+from pandacore.team.card import NONCE_BYTES, read_card
+from pandacore.team.entry import Entry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -113,6 +116,18 @@ class AgentClient:
     async def close(self) -> None:
         """Close the channel; calls in flight end as ``ConnectionLost``."""
         await self._channel.close()
+
+    async def describe(self, *, timeout_s: float) -> list[tuple[Entry, int]]:
+        """The agents of the host, each with its concurrency; every one has proved that its key is there.
+
+        Raises
+        ------
+        ProtocolError, InvalidName
+            A card is not signed by its agent, or breaks a rule; then none of the host is believed.
+        """
+        nonce = os.urandom(NONCE_BYTES)
+        reply = await self._unary("Describe", agent_pb2.DescribeRequest(nonce=nonce), timeout_s)
+        return [(read_card(card, nonce, self.address), card.concurrency) for card in reply.agents]
 
     async def probe(self, agent_id: bytes, *, timeout_s: float) -> Load:
         """Read an agent's queue."""

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pandacore import errors
 from pandacore.team.client import AgentClient
+from pandacore.team.entry import Entry
 
 if TYPE_CHECKING:
     from pandacore.registry import Registry
 
 __all__ = ["Directory", "Entry"]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An agent as others see it. ``address`` is its host's, as ``host:port``."""
-
-    agent_id: bytes
-    name: str
-    description: str
-    capabilities: tuple[str, ...]
-    address: str
 
 
 class Directory:
@@ -95,6 +84,12 @@ class Directory:
             for name in entry.capabilities:
                 found.setdefault(name, entry.description)
         return found
+
+    async def drop_client(self, address: str) -> None:
+        """Close the client of a host that is gone."""
+        client = self._clients.pop(address, None)
+        if client is not None:
+            await client.close()
 
     def client(self, agent_id: bytes) -> AgentClient:
         """The client of the agent's host."""

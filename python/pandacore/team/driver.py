@@ -163,6 +163,12 @@ class Run:
             self._stopping = True
             self._main.cancel()
 
+    def host_down(self, agent_ids: set[bytes]) -> None:
+        """The failure detector holds the host of these agents for dead."""
+        for member in self._team.members:
+            if member.agent_id in agent_ids:
+                self._inbox.put_nowait(base.PeerDown(member.agent_id.hex()))
+
     def events(self, *, after: int = 0) -> EventStream:
         """The run's events with ``seq`` above ``after``, until the last. Leaving it does not stop the run."""
         return EventStream(self, after=after, owns_run=False)

@@ -27,6 +27,7 @@ from pandacore.rpc.channel import OPTIONS, check_size
 from pandacore.rpc.errors import status_code, to_detail, trailers
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.task import Task
+from pandacore.team.card import MAX_AGENTS, card_of
 from pandacore.team.queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -436,6 +437,10 @@ class Host:
         await asyncio.gather(*(worker.cancel(job) for job in list(worker.jobs.values())))
         del self._workers[agent_id]
 
+    def agents(self) -> list[Agent]:
+        """The agents that are served here."""
+        return [worker.agent for worker in self._workers.values()]
+
     def worker(self, agent_id: bytes) -> _Worker:
         """The worker of an agent.
 
@@ -506,6 +511,15 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def Probe(self, request: agent_pb2.ProbeRequest, context: _ServicerContext) -> agent_pb2.ProbeReply:
         return (await self._worker(request.agent_id, context)).probe()
+
+    async def Describe(
+        self, request: agent_pb2.DescribeRequest, context: _ServicerContext
+    ) -> agent_pb2.DescribeReply:
+        if not 16 <= len(request.nonce) <= 64:
+            error = errors.ProtocolError("the nonce has not 16 to 64 bytes", hint="send random bytes")
+            await context.abort(status_code(error), str(error), trailers(error))
+        agents = self._host.agents()[:MAX_AGENTS]
+        return agent_pb2.DescribeReply(agents=[card_of(agent, request.nonce) for agent in agents])
 
     async def Invite(
         self, request: agent_pb2.InviteRequest, context: _ServicerContext

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from pandacore.agent import agents_of
 from pandacore.cli.log import JOURNAL, RUN, opened
 from pandacore.config import Settings, load
-from pandacore.errors import ConfigError
 
 if TYPE_CHECKING:
     from pandacore.journal import Journal
@@ -44,7 +42,7 @@ def resume(
     settings = load()
     with opened(journal) as log:
         raise typer.Exit(
-            blocking(_resume(run, log, marked_in(agents), model=model, settings=settings, as_json=as_json))
+            blocking(_resume(run, log, agents_of(agents), model=model, settings=settings, as_json=as_json))
         )
 
 
@@ -77,31 +75,3 @@ async def _resume(
         elif result.ok:
             say(json.dumps(result.output, ensure_ascii=False))
         return runs.exit_code(result, settings)
-
-
-def marked_in(module: str) -> list[object]:
-    """The agents that a module defines: marked functions and classes, and ``Agent`` objects.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be imported, or has none.
-    """
-    from pandacore.agent import is_agent
-
-    sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
-    try:
-        found = [v for v in vars(importlib.import_module(module)).values() if is_agent(v)]
-    except ImportError as error:
-        raise ConfigError(
-            f"the module cannot be imported: {error}",
-            where=f"--agents {module}",
-            hint="check its name and path",
-        ) from error
-    finally:
-        sys.path.remove("")
-    if not found:
-        raise ConfigError(
-            "the module has no agents", where=f"--agents {module}", hint="mark some with @pandacore.agent"
-        )
-    return found

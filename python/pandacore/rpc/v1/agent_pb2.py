@@ -25,51 +25,57 @@ _sym_db = _symbol_database.Default()
 from pandacore.rpc.v1 import model_pb2 as pandacore_dot_rpc_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpandacore/rpc/v1/agent.proto\x12\x10pandacore.rpc.v1\x1a\x1cpandacore/rpc/v1/model.proto\" \n\x0cProbeRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\"\x8f\x01\n\nProbeReply\x12\x0e\n\x06queued\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x10\n\x08reserved\x18\x03 \x01(\r\x12\x13\n\x0b\x63oncurrency\x18\x04 \x01(\r\x12\x13\n\x0bqueue_limit\x18\x05 \x01(\r\x12\x11\n\tservice_s\x18\x06 \x01(\x01\x12\x11\n\taccepting\x18\x07 \x01(\x08\"U\n\rInviteRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ncapability\x18\x03 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\"[\n\x0bInviteReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12*\n\x04load\x18\x03 \x01(\x0b\x32\x1c.pandacore.rpc.v1.ProbeReply\"2\n\x0eReleaseRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"\x1d\n\x0cReleaseReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x8f\x03\n\rAssignRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsubtask_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\ncapability\x18\x05 \x01(\t\x12\x13\n\x0binstruction\x18\x06 \x01(\t\x12\x11\n\troot_text\x18\x07 \x01(\t\x12\x13\n\x0binputs_json\x18\x08 \x01(\t\x12-\n\tdocuments\x18\t \x03(\x0b\x32\x1a.pandacore.rpc.v1.Document\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x14\n\x0ctoken_budget\x18\x0b \x01(\x04\x12\x17\n\x0fidempotency_key\x18\x0c \x01(\t\x12\x15\n\rmetadata_json\x18\r \x01(\t\x12\x18\n\x10unlimited_tokens\x18\x0e \x01(\x08\x12\x15\n\rcontract_json\x18\x0f \x01(\t\x12\x15\n\ronly_if_known\x18\x10 \x01(\x08\x12\x17\n\x0forphan_grace_ms\x18\x11 \x01(\r\"\x82\x02\n\x0b\x41ssignEvent\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.pandacore.rpc.v1.AcceptedH\x00\x12,\n\x07started\x18\x02 \x01(\x0b\x32\x19.pandacore.rpc.v1.StartedH\x00\x12.\n\x08progress\x18\x03 \x01(\x0b\x32\x1a.pandacore.rpc.v1.ProgressH\x00\x12\x30\n\tcompleted\x18\x04 \x01(\x0b\x32\x1b.pandacore.rpc.v1.CompletedH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.pandacore.rpc.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\"\n\x08\x41\x63\x63\x65pted\x12\x16\n\x0equeue_position\x18\x01 \x01(\r\"\t\n\x07Started\"\x18\n\x08Progress\x12\x0c\n\x04text\x18\x01 \x01(\t\"i\n\tCompleted\x12\x13\n\x0boutput_json\x18\x01 \x01(\t\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\x12\x10\n\x08queued_s\x18\x03 \x01(\x01\x12\r\n\x05run_s\x18\x04 \x01(\x01\"p\n\x06\x46\x61iled\x12,\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1d.pandacore.rpc.v1.ErrorDetail\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\x12\x10\n\x08\x65xecuted\x18\x03 \x01(\x08\"V\n\rCancelRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsubtask_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"<\n\x0b\x43\x61ncelReply\x12-\n\x05state\x18\x01 \x01(\x0e\x32\x1e.pandacore.rpc.v1.AttemptState\"\"\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x0eHeartbeatReply\x12+\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x19.pandacore.rpc.v1.Attempt\"o\n\x07\x41ttempt\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x12\n\nsubtask_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12-\n\x05state\x18\x04 \x01(\x0e\x32\x1e.pandacore.rpc.v1.AttemptState*\xee\x01\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_STATE_UNKNOWN\x10\x01\x12\x18\n\x14\x41TTEMPT_STATE_QUEUED\x10\x02\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x03\x12\x1b\n\x17\x41TTEMPT_STATE_COMPLETED\x10\x04\x12\x18\n\x14\x41TTEMPT_STATE_FAILED\x10\x05\x12\x1b\n\x17\x41TTEMPT_STATE_CANCELLED\x10\x06\x12\x1b\n\x17\x41TTEMPT_STATE_ABANDONED\x10\x07\x32\xd5\x03\n\x0c\x41gentService\x12\x45\n\x05Probe\x12\x1e.pandacore.rpc.v1.ProbeRequest\x1a\x1c.pandacore.rpc.v1.ProbeReply\x12H\n\x06Invite\x12\x1f.pandacore.rpc.v1.InviteRequest\x1a\x1d.pandacore.rpc.v1.InviteReply\x12K\n\x07Release\x12 .pandacore.rpc.v1.ReleaseRequest\x1a\x1e.pandacore.rpc.v1.ReleaseReply\x12J\n\x06\x41ssign\x12\x1f.pandacore.rpc.v1.AssignRequest\x1a\x1d.pandacore.rpc.v1.AssignEvent0\x01\x12H\n\x06\x43\x61ncel\x12\x1f.pandacore.rpc.v1.CancelRequest\x1a\x1d.pandacore.rpc.v1.CancelReply\x12Q\n\tHeartbeat\x12\".pandacore.rpc.v1.HeartbeatRequest\x1a .pandacore.rpc.v1.HeartbeatReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpandacore/rpc/v1/agent.proto\x12\x10pandacore.rpc.v1\x1a\x1cpandacore/rpc/v1/model.proto\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"<\n\rDescribeReply\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pandacore.rpc.v1.AgentCard\"~\n\tAgentCard\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x03(\t\x12\x13\n\x0b\x63oncurrency\x18\x05 \x01(\r\x12\x11\n\tsignature\x18\x06 \x01(\x0c\" \n\x0cProbeRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\"\x8f\x01\n\nProbeReply\x12\x0e\n\x06queued\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x10\n\x08reserved\x18\x03 \x01(\r\x12\x13\n\x0b\x63oncurrency\x18\x04 \x01(\r\x12\x13\n\x0bqueue_limit\x18\x05 \x01(\r\x12\x11\n\tservice_s\x18\x06 \x01(\x01\x12\x11\n\taccepting\x18\x07 \x01(\x08\"U\n\rInviteRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\ncapability\x18\x03 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\r\"[\n\x0bInviteReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12*\n\x04load\x18\x03 \x01(\x0b\x32\x1c.pandacore.rpc.v1.ProbeReply\"2\n\x0eReleaseRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"\x1d\n\x0cReleaseReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x8f\x03\n\rAssignRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsubtask_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\ncapability\x18\x05 \x01(\t\x12\x13\n\x0binstruction\x18\x06 \x01(\t\x12\x11\n\troot_text\x18\x07 \x01(\t\x12\x13\n\x0binputs_json\x18\x08 \x01(\t\x12-\n\tdocuments\x18\t \x03(\x0b\x32\x1a.pandacore.rpc.v1.Document\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x14\n\x0ctoken_budget\x18\x0b \x01(\x04\x12\x17\n\x0fidempotency_key\x18\x0c \x01(\t\x12\x15\n\rmetadata_json\x18\r \x01(\t\x12\x18\n\x10unlimited_tokens\x18\x0e \x01(\x08\x12\x15\n\rcontract_json\x18\x0f \x01(\t\x12\x15\n\ronly_if_known\x18\x10 \x01(\x08\x12\x17\n\x0forphan_grace_ms\x18\x11 \x01(\r\"\x82\x02\n\x0b\x41ssignEvent\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.pandacore.rpc.v1.AcceptedH\x00\x12,\n\x07started\x18\x02 \x01(\x0b\x32\x19.pandacore.rpc.v1.StartedH\x00\x12.\n\x08progress\x18\x03 \x01(\x0b\x32\x1a.pandacore.rpc.v1.ProgressH\x00\x12\x30\n\tcompleted\x18\x04 \x01(\x0b\x32\x1b.pandacore.rpc.v1.CompletedH\x00\x12*\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x18.pandacore.rpc.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\"\n\x08\x41\x63\x63\x65pted\x12\x16\n\x0equeue_position\x18\x01 \x01(\r\"\t\n\x07Started\"\x18\n\x08Progress\x12\x0c\n\x04text\x18\x01 \x01(\t\"i\n\tCompleted\x12\x13\n\x0boutput_json\x18\x01 \x01(\t\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\x12\x10\n\x08queued_s\x18\x03 \x01(\x01\x12\r\n\x05run_s\x18\x04 \x01(\x01\"p\n\x06\x46\x61iled\x12,\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1d.pandacore.rpc.v1.ErrorDetail\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\x12\x10\n\x08\x65xecuted\x18\x03 \x01(\x08\"V\n\rCancelRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsubtask_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"<\n\x0b\x43\x61ncelReply\x12-\n\x05state\x18\x01 \x01(\x0e\x32\x1e.pandacore.rpc.v1.AttemptState\"\"\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x0eHeartbeatReply\x12+\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x19.pandacore.rpc.v1.Attempt\"o\n\x07\x41ttempt\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\x0c\x12\x12\n\nsubtask_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12-\n\x05state\x18\x04 \x01(\x0e\x32\x1e.pandacore.rpc.v1.AttemptState*\xee\x01\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_STATE_UNKNOWN\x10\x01\x12\x18\n\x14\x41TTEMPT_STATE_QUEUED\x10\x02\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x03\x12\x1b\n\x17\x41TTEMPT_STATE_COMPLETED\x10\x04\x12\x18\n\x14\x41TTEMPT_STATE_FAILED\x10\x05\x12\x1b\n\x17\x41TTEMPT_STATE_CANCELLED\x10\x06\x12\x1b\n\x17\x41TTEMPT_STATE_ABANDONED\x10\x07\x32\xa5\x04\n\x0c\x41gentService\x12\x45\n\x05Probe\x12\x1e.pandacore.rpc.v1.ProbeRequest\x1a\x1c.pandacore.rpc.v1.ProbeReply\x12H\n\x06Invite\x12\x1f.pandacore.rpc.v1.InviteRequest\x1a\x1d.pandacore.rpc.v1.InviteReply\x12K\n\x07Release\x12 .pandacore.rpc.v1.ReleaseRequest\x1a\x1e.pandacore.rpc.v1.ReleaseReply\x12J\n\x06\x41ssign\x12\x1f.pandacore.rpc.v1.AssignRequest\x1a\x1d.pandacore.rpc.v1.AssignEvent0\x01\x12H\n\x06\x43\x61ncel\x12\x1f.pandacore.rpc.v1.CancelRequest\x1a\x1d.pandacore.rpc.v1.CancelReply\x12N\n\x08\x44\x65scribe\x12!.pandacore.rpc.v1.DescribeRequest\x1a\x1f.pandacore.rpc.v1.DescribeReply\x12Q\n\tHeartbeat\x12\".pandacore.rpc.v1.HeartbeatRequest\x1a .pandacore.rpc.v1.HeartbeatReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pandacore.rpc.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTEMPTSTATE']._serialized_start=1843
-  _globals['_ATTEMPTSTATE']._serialized_end=2081
-  _globals['_PROBEREQUEST']._serialized_start=80
-  _globals['_PROBEREQUEST']._serialized_end=112
-  _globals['_PROBEREPLY']._serialized_start=115
-  _globals['_PROBEREPLY']._serialized_end=258
-  _globals['_INVITEREQUEST']._serialized_start=260
-  _globals['_INVITEREQUEST']._serialized_end=345
-  _globals['_INVITEREPLY']._serialized_start=347
-  _globals['_INVITEREPLY']._serialized_end=438
-  _globals['_RELEASEREQUEST']._serialized_start=440
-  _globals['_RELEASEREQUEST']._serialized_end=490
-  _globals['_RELEASEREPLY']._serialized_start=492
-  _globals['_RELEASEREPLY']._serialized_end=521
-  _globals['_ASSIGNREQUEST']._serialized_start=524
-  _globals['_ASSIGNREQUEST']._serialized_end=923
-  _globals['_ASSIGNEVENT']._serialized_start=926
-  _globals['_ASSIGNEVENT']._serialized_end=1184
-  _globals['_ACCEPTED']._serialized_start=1186
-  _globals['_ACCEPTED']._serialized_end=1220
-  _globals['_STARTED']._serialized_start=1222
-  _globals['_STARTED']._serialized_end=1231
-  _globals['_PROGRESS']._serialized_start=1233
-  _globals['_PROGRESS']._serialized_end=1257
-  _globals['_COMPLETED']._serialized_start=1259
-  _globals['_COMPLETED']._serialized_end=1364
-  _globals['_FAILED']._serialized_start=1366
-  _globals['_FAILED']._serialized_end=1478
-  _globals['_CANCELREQUEST']._serialized_start=1480
-  _globals['_CANCELREQUEST']._serialized_end=1566
-  _globals['_CANCELREPLY']._serialized_start=1568
-  _globals['_CANCELREPLY']._serialized_end=1628
-  _globals['_HEARTBEATREQUEST']._serialized_start=1630
-  _globals['_HEARTBEATREQUEST']._serialized_end=1664
-  _globals['_HEARTBEATREPLY']._serialized_start=1666
-  _globals['_HEARTBEATREPLY']._serialized_end=1727
-  _globals['_ATTEMPT']._serialized_start=1729
-  _globals['_ATTEMPT']._serialized_end=1840
-  _globals['_AGENTSERVICE']._serialized_start=2084
-  _globals['_AGENTSERVICE']._serialized_end=2553
+  _globals['_ATTEMPTSTATE']._serialized_start=2067
+  _globals['_ATTEMPTSTATE']._serialized_end=2305
+  _globals['_DESCRIBEREQUEST']._serialized_start=80
+  _globals['_DESCRIBEREQUEST']._serialized_end=112
+  _globals['_DESCRIBEREPLY']._serialized_start=114
+  _globals['_DESCRIBEREPLY']._serialized_end=174
+  _globals['_AGENTCARD']._serialized_start=176
+  _globals['_AGENTCARD']._serialized_end=302
+  _globals['_PROBEREQUEST']._serialized_start=304
+  _globals['_PROBEREQUEST']._serialized_end=336
+  _globals['_PROBEREPLY']._serialized_start=339
+  _globals['_PROBEREPLY']._serialized_end=482
+  _globals['_INVITEREQUEST']._serialized_start=484
+  _globals['_INVITEREQUEST']._serialized_end=569
+  _globals['_INVITEREPLY']._serialized_start=571
+  _globals['_INVITEREPLY']._serialized_end=662
+  _globals['_RELEASEREQUEST']._serialized_start=664
+  _globals['_RELEASEREQUEST']._serialized_end=714
+  _globals['_RELEASEREPLY']._serialized_start=716
+  _globals['_RELEASEREPLY']._serialized_end=745
+  _globals['_ASSIGNREQUEST']._serialized_start=748
+  _globals['_ASSIGNREQUEST']._serialized_end=1147
+  _globals['_ASSIGNEVENT']._serialized_start=1150
+  _globals['_ASSIGNEVENT']._serialized_end=1408
+  _globals['_ACCEPTED']._serialized_start=1410
+  _globals['_ACCEPTED']._serialized_end=1444
+  _globals['_STARTED']._serialized_start=1446
+  _globals['_STARTED']._serialized_end=1455
+  _globals['_PROGRESS']._serialized_start=1457
+  _globals['_PROGRESS']._serialized_end=1481
+  _globals['_COMPLETED']._serialized_start=1483
+  _globals['_COMPLETED']._serialized_end=1588
+  _globals['_FAILED']._serialized_start=1590
+  _globals['_FAILED']._serialized_end=1702
+  _globals['_CANCELREQUEST']._serialized_start=1704
+  _globals['_CANCELREQUEST']._serialized_end=1790
+  _globals['_CANCELREPLY']._serialized_start=1792
+  _globals['_CANCELREPLY']._serialized_end=1852
+  _globals['_HEARTBEATREQUEST']._serialized_start=1854
+  _globals['_HEARTBEATREQUEST']._serialized_end=1888
+  _globals['_HEARTBEATREPLY']._serialized_start=1890
+  _globals['_HEARTBEATREPLY']._serialized_end=1951
+  _globals['_ATTEMPT']._serialized_start=1953
+  _globals['_ATTEMPT']._serialized_end=2064
+  _globals['_AGENTSERVICE']._serialized_start=2308
+  _globals['_AGENTSERVICE']._serialized_end=2857
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,34 @@ ATTEMPT_STATE_FAILED: AttemptState
 ATTEMPT_STATE_CANCELLED: AttemptState
 ATTEMPT_STATE_ABANDONED: AttemptState
 
+class DescribeRequest(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("agents",)
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    agents: _containers.RepeatedCompositeFieldContainer[AgentCard]
+    def __init__(self, agents: _Optional[_Iterable[_Union[AgentCard, _Mapping]]] = ...) -> None: ...
+
+class AgentCard(_message.Message):
+    __slots__ = ("agent_id", "name", "description", "capabilities", "concurrency", "signature")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    name: str
+    description: str
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    concurrency: int
+    signature: bytes
+    def __init__(self, agent_id: _Optional[bytes] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., concurrency: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
 class ProbeRequest(_message.Message):
     __slots__ = ("agent_id",)
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]

@@ -61,6 +61,11 @@ class AgentServiceStub:
                 request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CancelRequest.SerializeToString,
                 response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/pandacore.rpc.v1.AgentService/Describe',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DescribeReply.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/pandacore.rpc.v1.AgentService/Heartbeat',
                 request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.HeartbeatRequest.SerializeToString,
@@ -108,6 +113,13 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """Who is served here. Each agent signs its card and the caller's nonce, which proves that its key is here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Proof of life, with the attempts of the run that the host still knows.
         """
@@ -142,6 +154,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CancelRequest.FromString,
                     response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CancelReply.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DescribeRequest.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DescribeReply.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -286,6 +303,33 @@ class AgentService:
             '/pandacore.rpc.v1.AgentService/Cancel',
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.CancelRequest.SerializeToString,
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pandacore.rpc.v1.AgentService/Describe',
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.DescribeRequest.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.DescribeReply.FromString,
             options,
             channel_credentials,
             insecure,
