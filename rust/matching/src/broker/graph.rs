@@ -20,9 +20,12 @@ use super::store::Store;
 use crate::rng::mix;
 
 /// Extra links of a row on the ground level.
-const SLACK: usize = 3;
+const SLACK: usize = 2;
 const MAX_LEVEL: usize = 12;
 const LOCKS: usize = 1024;
+/// Candidates that are expanded together once the pool is full. All of a pool are expanded sooner or later, so this
+/// costs little, and the waits for their neighbours overlap (DiskANN's beam).
+const BEAM: usize = 3;
 /// Widest row there can be, with room for the second hop of a filtered search.
 pub(super) const MAX_M: usize = 64;
 /// Candidates that a filtered expansion collects over two hops.
@@ -68,7 +71,9 @@ fn has(bits: &[u64], slot: u32) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     visited: Vec<u64>,
+    /// Words of `visited` that are not zero; the first `noted` count.
     dirty: Vec<u32>,
+    noted: usize,
     /// The best candidates so far, sorted.
     pub(super) pool: Vec<u64>,
     ids: Vec<u32>,
@@ -82,17 +87,17 @@ pub(super) struct Walk {
 
 impl Walk {
     fn start(&mut self, slots: usize) {
-        for &word in &self.dirty {
+        for &word in &self.dirty[..self.noted] {
             self.visited[word as usize] = 0;
         }
-        self.dirty.clear();
+        self.noted = 0;
         let words = slots.div_ceil(64);
         if self.visited.len() < words {
             self.visited.resize(words, 0);
         }
         self.pool.clear();
         self.seen = 0;
-        let room = 4 * MAX_M + TWO_HOP;
+        let room = 12 * MAX_M + TWO_HOP;
         self.ids.resize(room, 0);
         self.keys.resize(room, 0);
     }
@@ -108,28 +113,49 @@ impl Walk {
         if *word & bit != 0 {
             return false;
         }
-        if *word == 0 {
-            self.dirty.push(at as u32);
+        if self.dirty.len() <= self.noted {
+            self.dirty.resize(2 * self.noted + 64, 0);
         }
+        self.dirty[self.noted] = at as u32;
+        self.noted += 1;
         *word |= bit;
         self.seen += 1;
         true
     }
 
-    /// Collects the links of a row that were not seen before into `ids`; returns how many.
+    /// Appends the links of a row that were not seen before to the first `found` of `ids`; returns how many there
+    /// are then.
     #[inline(always)]
-    fn collect(&mut self, row: &[AtomicU32], store: Option<&Store>) -> usize {
-        let mut found = 0;
-        for link in links(row) {
-            let slot = link.load(Ordering::Acquire);
-            if self.visit(slot) {
-                if let Some(store) = store {
-                    store.prefetch_sketch(slot);
-                }
-                self.ids[found] = slot;
-                found += 1;
-            }
+    fn collect(&mut self, row: &[AtomicU32], mut found: usize) -> usize {
+        let row = links(row);
+        let before = found;
+        if self.dirty.len() < self.noted + row.len() {
+            self.dirty.resize(2 * (self.noted + row.len()), 0);
         }
+        let (dirty, ids) = (
+            &mut self.dirty[self.noted..],
+            &mut self.ids[found..found + row.len()],
+        );
+        let (mut noted, mut new) = (0, 0);
+        // Whether a link was seen is a coin toss, so nothing here branches on it.
+        for link in row {
+            let slot = link.load(Ordering::Acquire);
+            let at = slot as usize / 64;
+            // Slots that are too new for this walk count as seen.
+            let Some(word) = self.visited.get_mut(at) else {
+                continue;
+            };
+            let fresh = (*word >> (slot % 64) & 1 ^ 1) as usize;
+            *word |= 1 << (slot % 64);
+            ids[new] = slot;
+            new += fresh;
+            dirty[noted] = at as u32;
+            noted += fresh;
+        }
+        self.noted += noted;
+        self.seen += new;
+        found += new;
+        debug_assert!(found >= before);
         found
     }
 }
@@ -258,9 +284,12 @@ impl Graph {
             loop {
                 let mut count = 0;
                 for link in links(self.row(level, slot)) {
-                    walk.ids[count] = link.load(Ordering::Acquire);
+                    let next = link.load(Ordering::Acquire);
+                    store.prefetch_sketch(next);
+                    walk.ids[count] = next;
                     count += 1;
                 }
+                count = store.sieve(query, &mut walk.ids[..count], key);
                 store.score(query, &walk.ids[..count], &mut walk.keys[..count]);
                 walk.scored += count;
                 let before = slot;
@@ -280,32 +309,35 @@ impl Graph {
     /// Best-first search on one level from what is in the pool.
     fn beam(&self, store: &Store, query: &Query, ef: usize, level: usize, walk: &mut Walk) {
         let mut at = 0;
-        while at < walk.pool.len() {
-            if walk.pool[at] & 1 != 0 {
-                at += 1;
-                continue;
-            }
-            walk.pool[at] |= 1;
-            let row = self.row(level, slot_of(walk.pool[at]));
+        loop {
             let full = walk.pool.len() >= ef;
-            let mut count = walk.collect(row, full.then_some(store));
+            let (mut count, mut taken) = (0, 0);
+            while at < walk.pool.len() && taken < if full { BEAM } else { 1 } {
+                if walk.pool[at] & 1 == 0 {
+                    walk.pool[at] |= 1;
+                    taken += 1;
+                    let row = self.row(level, slot_of(walk.pool[at]));
+                    count = walk.collect(row, count);
+                }
+                at += 1;
+            }
+            if taken == 0 {
+                return;
+            }
             if full {
+                walk.ids[..count].iter().for_each(|&id| store.prefetch_sketch(id));
                 let bar = key_of(walk.pool[ef - 1]);
                 count = store.sieve(query, &mut walk.ids[..count], bar);
             }
             store.score(query, &walk.ids[..count], &mut walk.keys[..count]);
             walk.scored += count;
-            let mut next = at + 1;
             for k in 0..count {
                 let position = offer(&mut walk.pool, ef, pack(walk.keys[k], walk.ids[k]));
-                if position < next {
-                    next = position;
-                    if level == 0 {
-                        self.base.prefetch(walk.ids[k] as usize);
-                    }
+                if position < at + BEAM && level == 0 {
+                    self.base.prefetch(walk.ids[k] as usize);
                 }
+                at = at.min(position);
             }
-            at = next;
         }
     }
 
@@ -368,8 +400,9 @@ impl Graph {
             if full && entry > walk.pool[ef - 1] {
                 break;
             }
-            let mut count = walk.collect(self.row(0, slot_of(entry)), full.then_some(store));
+            let mut count = walk.collect(self.row(0, slot_of(entry)), 0);
             if full {
+                walk.ids[..count].iter().for_each(|&id| store.prefetch_sketch(id));
                 let bar = key_of(walk.pool[ef - 1]);
                 count = store.sieve(query, &mut walk.ids[..count], bar);
             }
@@ -574,6 +607,7 @@ impl Graph {
                 self.repair(store, level, slot, work);
             }
         }
+        self.reinforce(store, slots, work);
         if self.entry().is_some_and(|(slot, _)| store.dead(slot)) {
             let best = (0..slots as u32)
                 .filter(|&slot| store.present(slot) && !store.dead(slot))
@@ -583,19 +617,68 @@ impl Graph {
         }
     }
 
+    /// Gives slots that few others link to more links from their own neighbours. Pruning and deletion leave such
+    /// slots behind, and what nothing links to is never found (hnswlib's "unreachable points").
+    pub(super) fn reinforce(&self, store: &Store, slots: usize, work: &mut Work) {
+        let least = (self.m / 3).max(2) as u16;
+        let live = |slot: u32| store.present(slot) && !store.dead(slot);
+        let mut incoming = vec![0u16; slots];
+        for slot in (0..slots as u32).filter(|&slot| live(slot)) {
+            for link in links(self.row(0, slot)) {
+                let count = &mut incoming[link.load(Ordering::Relaxed) as usize];
+                *count = count.saturating_add(1);
+            }
+        }
+        for slot in (0..slots as u32).filter(|&slot| live(slot)) {
+            if incoming[slot as usize] >= least {
+                continue;
+            }
+            work.row.clear();
+            work.row.extend(links(self.row(0, slot)).iter().map(|link| link.load(Ordering::Relaxed)));
+            self.rank(store, slot, work);
+            for at in 0..work.candidates.len() {
+                if incoming[slot as usize] >= least {
+                    break;
+                }
+                let row = self.row(0, work.candidates[at].1);
+                let old = links(row);
+                if old.iter().any(|link| link.load(Ordering::Relaxed) == slot) {
+                    continue;
+                }
+                if old.len() + 1 < row.len() {
+                    row[old.len() + 1].store(slot, Ordering::Release);
+                    row[0].store(old.len() as u32 + 1, Ordering::Release);
+                } else {
+                    // The link whose end can spare it best.
+                    let spare = old.iter().max_by_key(|link| incoming[link.load(Ordering::Relaxed) as usize]);
+                    let Some(spare) = spare else { continue };
+                    let end = &mut incoming[spare.load(Ordering::Relaxed) as usize];
+                    if *end <= 2 * least {
+                        continue;
+                    }
+                    *end -= 1;
+                    spare.store(slot, Ordering::Release);
+                }
+                incoming[slot as usize] += 1;
+            }
+        }
+    }
+
     fn repair(&self, store: &Store, level: usize, slot: u32, work: &mut Work) {
         let row = self.row(level, slot);
         let old = links(row);
         if !old.iter().any(|link| store.dead(link.load(Ordering::Relaxed))) {
             return;
         }
-        let degree = old.len().min(if level == 0 { 2 * self.m } else { self.m });
-        let mut kept: Vec<u32> = Vec::with_capacity(row.len());
+        let most = if level == 0 { 2 * self.m } else { self.m };
+        // One more for each lost, up to the full degree: rows that shrink a little at every repair end up thin.
+        let lost = old.iter().filter(|link| store.dead(link.load(Ordering::Relaxed))).count();
+        let degree = (old.len() + lost).min(most);
         work.row.clear();
         for link in old {
             let id = link.load(Ordering::Relaxed);
             if !store.dead(id) {
-                kept.push(id);
+                work.row.push(id);
                 continue;
             }
             for link in links(self.row(level, id)) {
@@ -607,23 +690,18 @@ impl Graph {
         }
         work.row.sort_unstable();
         work.row.dedup();
-        work.row.retain(|id| !kept.contains(id));
         self.rank(store, slot, work);
-        let mut rejected = Vec::new();
+        self.select(store, slot, most, work);
         for at in 0..work.candidates.len() {
-            if kept.len() >= degree {
+            if work.chosen.len() >= degree {
                 break;
             }
-            let (key, id) = work.candidates[at];
-            if self.diverse(store, slot, key, id, &kept, &mut work.near) {
-                kept.push(id);
-            } else {
-                rejected.push(id);
+            let id = work.candidates[at].1;
+            if !work.chosen.contains(&id) {
+                work.chosen.push(id);
             }
         }
-        let missing = degree.saturating_sub(kept.len());
-        kept.extend(rejected.into_iter().take(missing));
-        rewrite(row, &kept);
+        rewrite(row, &work.chosen);
     }
 
     // -- the file

@@ -486,6 +486,9 @@ impl SemanticIndex {
         each(&mut writer.work[..threads], slots.len() - solo, 32, |work, at| {
             self.graph.insert(&self.store, top, slots[solo + at], ef, work);
         });
+        if slots.len() > self.len() / 4 {
+            self.graph.reinforce(&self.store, top, &mut writer.work[0]);
+        }
         self.publish(&mut writer, next, |map, dead| {
             for (&id, &slot) in ids.iter().zip(&slots) {
                 dead.extend(map.set(id, slot, |slot| self.store.label(slot)));
@@ -598,7 +601,11 @@ impl SemanticIndex {
         let mut freed = false;
         for (mut grace, slots) in std::mem::take(&mut writer.limbo) {
             if self.epochs.over(&mut grace) {
-                slots.iter().for_each(|&slot| self.graph.clear(slot));
+                for &slot in &slots {
+                    // Only now: until its last reader left, it was in the bitmap of that reader's version.
+                    self.store.set_present(slot, false);
+                    self.graph.clear(slot);
+                }
                 writer.free.extend(slots);
                 freed = true;
             } else {
@@ -629,7 +636,6 @@ impl SemanticIndex {
             }
             self.graph
                 .consolidate(&self.store, self.store.slots(), &mut writer.work[0]);
-            dead.iter().for_each(|&slot| self.store.set_present(slot, false));
             writer.limbo.push((self.epochs.begin(), dead));
             self.buried.store(0, Ordering::Relaxed);
         }
@@ -832,8 +838,14 @@ impl SemanticIndex {
                 if !filtered {
                     self.store.allowed(0, 0, None, &mut scratch.allowed);
                 }
-                let limit = self.room(depth);
-                walk.scored = scan(&self.store, &query, limit, &scratch.allowed, &mut walk.pool);
+                walk.scored = scan(
+                    &self.store,
+                    &query,
+                    depth,
+                    &scratch.allowed,
+                    version,
+                    &mut walk.pool,
+                );
                 if !filtered {
                     scratch.allowed.clear();
                 }
@@ -852,6 +864,23 @@ impl SemanticIndex {
                 self.graph
                     .search_among(&self.store, &query, ef, &scratch.allowed, through, walk);
             }
+        }
+        // What a write is about to show, or has just hidden, may have crowded out what this version shows.
+        let shown = walk
+            .pool
+            .iter()
+            .filter(|&&entry| self.store.visible(slot_of(entry), version))
+            .count();
+        if shown < walk.pool.len() && shown < depth {
+            let mut all = std::mem::take(&mut scratch.allowed);
+            if !filtered {
+                self.store.allowed(0, 0, None, &mut all);
+            }
+            walk.scored += scan(&self.store, &query, depth, &all, version, &mut walk.pool);
+            if !filtered {
+                all.clear();
+            }
+            scratch.allowed = all;
         }
         let scored = walk.scored;
         let pool = std::mem::take(&mut walk.pool);
@@ -880,8 +909,9 @@ impl SemanticIndex {
         let scored = scan_batch(
             &self.store,
             &queries,
-            self.room(self.depth(params)),
+            self.depth(params),
             allowed,
+            version,
             &mut pools,
         );
         let found = queries

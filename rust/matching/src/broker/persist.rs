@@ -210,9 +210,12 @@ impl SemanticIndex {
         put_text(meta, model);
         meta.extend((flags.len() as u32).to_le_bytes());
         flags.iter().for_each(|flag| put_text(meta, flag));
-        for group in 0..slots.div_ceil(64) {
-            sections[PRESENT].extend(self.store.present_word(group).to_le_bytes());
-        }
+        let mut present = vec![0u64; slots.div_ceil(64)];
+        live.iter()
+            .for_each(|&slot| present[slot as usize / 64] |= 1 << (slot % 64));
+        present
+            .iter()
+            .for_each(|word| sections[PRESENT].extend(word.to_le_bytes()));
         for &slot in &live {
             sections[LABELS].extend(self.store.label(slot).to_le_bytes());
             sections[FLAGS].extend(self.store.flags_of(slot).to_le_bytes());

@@ -1,17 +1,19 @@
 //! The exact executors: every allowed code is looked at.
-use super::graph::{offer, pack};
+use super::graph::{offer, pack, slot_of};
 use super::kernels::Query;
 use super::store::Store;
 
 /// Codes between two looks at the pool.
 const STEP: usize = 64;
 
-/// Fills `pool` with the up to `limit` allowed slots nearest to the query; returns how many were looked at.
+/// Fills `pool` with the up to `limit` slots nearest to the query that are allowed and that `version` shows; returns
+/// how many were looked at.
 pub(super) fn scan(
     store: &Store,
     query: &Query,
     limit: usize,
     allowed: &[u64],
+    version: u64,
     pool: &mut Vec<u64>,
 ) -> usize {
     pool.clear();
@@ -22,7 +24,7 @@ pub(super) fn scan(
         let keys = &mut keys[..ids.len()];
         store.score(query, ids, keys);
         for (&key, &id) in keys.iter().zip(ids) {
-            offer(pool, limit, pack(key, id));
+            take(store, pool, limit, pack(key, id), version);
         }
     };
     for (group, &word) in allowed.iter().enumerate() {
@@ -42,12 +44,23 @@ pub(super) fn scan(
     scored + count
 }
 
+/// Offers a candidate, if it is good enough to look whether the version shows it.
+#[inline(always)]
+fn take(store: &Store, pool: &mut Vec<u64>, limit: usize, entry: u64, version: u64) {
+    if (pool.len() < limit || pool.last().is_some_and(|&worst| entry < worst))
+        && store.visible(slot_of(entry), version)
+    {
+        offer(pool, limit, entry);
+    }
+}
+
 /// The same for several queries at once; `pools` has one pool for each.
 pub(super) fn scan_batch(
     store: &Store,
     queries: &[Query],
     limit: usize,
     allowed: &[u64],
+    version: u64,
     pools: &mut [Vec<u64>],
 ) -> usize {
     pools.iter_mut().for_each(Vec::clear);
@@ -67,7 +80,7 @@ pub(super) fn scan_batch(
             store.panel(queries, base, rows, keys);
             for (row, keys) in keys.chunks_exact(count).enumerate() {
                 for (&key, pool) in keys.iter().zip(pools.iter_mut()) {
-                    offer(pool, limit, pack(key, base + row as u32));
+                    take(store, pool, limit, pack(key, base + row as u32), version);
                 }
             }
             scored += rows;

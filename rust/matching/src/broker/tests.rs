@@ -186,3 +186,426 @@ fn graph_search_finds_what_a_scan_finds() {
     assert!(recall(Executor::Graph) > 0.97, "{}", recall(Executor::Graph));
     assert_eq!(recall(Executor::Batch), 1.0);
 }
+
+fn small(count: usize, rerank: Rerank) -> SemanticIndex {
+    let mut rng = Rng::new(77);
+    let config = Config {
+        rerank,
+        m: 8,
+        ef_construction: 40,
+        flags: vec!["alive".into(), "trusted".into()],
+        model: "test-model".into(),
+        ..Config::new(48)
+    };
+    let index = SemanticIndex::new(config, Costs::default()).unwrap();
+    let ids: Vec<u64> = (0..count as u64).map(|id| id * 3).collect();
+    index
+        .put(&ids, &vectors(&mut rng, count, 48), 48, 0b11, Mode::Add, 1)
+        .unwrap();
+    index.set_flag(1, &ids[..count / 3], |_| false).unwrap();
+    index.remove(&ids[count / 2..count / 2 + count / 10]).unwrap();
+    index
+}
+
+/// A folder of one test, removed with it.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pandacore-broker-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn answers(index: &SemanticIndex) -> Vec<Found> {
+    let queries = vectors(&mut Rng::new(5), 40, 48);
+    let mut scratch = SearchScratch::default();
+    EXECUTORS
+        .iter()
+        .flat_map(|&executor| {
+            let params = Params {
+                require: 0b10,
+                executor: Some(executor),
+                ..Params::default()
+            };
+            index
+                .search_batch(&queries, 48, &params, 1, &mut scratch)
+                .unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn a_loaded_index_is_the_saved_one() {
+    let folder = Folder::new("same");
+    for rerank in [Rerank::F32, Rerank::Bf16, Rerank::Int16, Rerank::None] {
+        let index = small(600, rerank);
+        let path = folder.0.join("index");
+        index.save(&path).unwrap();
+        let loaded = SemanticIndex::load(&path, Some(48), Some("test-model"), Costs::default()).unwrap();
+        assert_eq!(loaded.config(), index.config());
+        assert_eq!(loaded.all_ids(), index.all_ids());
+        assert_eq!(answers(&loaded), answers(&index));
+        assert_eq!(loaded.get(3), index.get(3));
+        // It can be written on: free slots are used again, ids are known.
+        let vector = vectors(&mut Rng::new(6), 1, 48);
+        assert_eq!(
+            loaded.put(&[3], &vector, 48, 0, Mode::Add, 1),
+            Err(BrokerError::DuplicateId(3))
+        );
+        loaded.put(&[1_000_000], &vector, 48, 0b11, Mode::Add, 1).unwrap();
+        assert_eq!(loaded.bytes(), index.bytes());
+        // And saving it again gives the same file, but for what changed.
+        let twice = folder.0.join("twice");
+        SemanticIndex::load(&path, None, None, Costs::default())
+            .unwrap()
+            .save(&twice)
+            .unwrap();
+        assert!(std::fs::read(&path).unwrap() == std::fs::read(&twice).unwrap());
+    }
+}
+
+#[test]
+fn an_empty_index_is_saved_and_loaded() {
+    let folder = Folder::new("empty");
+    let path = folder.0.join("index");
+    let index = SemanticIndex::new(Config::new(7), Costs::default()).unwrap();
+    index.save(&path).unwrap();
+    let loaded = SemanticIndex::load(&path, None, None, Costs::default()).unwrap();
+    let found = loaded
+        .search(&[1.0; 7], &Params::default(), &mut SearchScratch::default())
+        .unwrap();
+    assert!(loaded.is_empty() && found.ids.is_empty());
+}
+
+#[test]
+fn every_flipped_bit_and_every_cut_is_refused() {
+    let folder = Folder::new("flips");
+    let path = folder.0.join("index");
+    small(300, Rerank::Int16).save(&path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let refused = |bytes: &[u8], what: &str| {
+        std::fs::write(&path, bytes).unwrap();
+        match SemanticIndex::load(&path, None, None, Costs::default()) {
+            Err(BrokerError::Corrupt { path: named, .. }) => assert_eq!(named, path),
+            other => panic!("{what}: {other:?}"),
+        }
+        assert!(std::fs::read(&path).unwrap() == bytes, "the file was touched");
+    };
+    let mut rng = Rng::new(1);
+    let bits = whole.len() as u32 * 8;
+    // All of the head, then all over.
+    let flips = (0..8 * 200).chain((0..1_000).map(|_| rng.below(bits)));
+    for bit in flips {
+        let mut bytes = whole.clone();
+        bytes[bit as usize / 8] ^= 1 << (bit % 8);
+        refused(&bytes, &format!("bit {bit}"));
+    }
+    // Every boundary of a section, from the table in the head, and some places between.
+    let mut boundary = 16 + 7 * 24 + 8;
+    let mut cuts = vec![0, 1, 15, 16, boundary - 1];
+    for section in 0..7 {
+        cuts.push(boundary);
+        let at = 16 + section * 24 + 8;
+        boundary += u64::from_le_bytes(whole[at..at + 8].try_into().unwrap()) as usize;
+    }
+    assert_eq!(boundary, whole.len());
+    cuts.extend((0..100).map(|_| rng.below(whole.len() as u32) as usize));
+    for cut in cuts {
+        refused(&whole[..cut], &format!("cut at {cut}"));
+    }
+    refused(&[&whole[..], b"x"].concat(), "one byte more");
+    std::fs::write(&path, &whole).unwrap();
+    SemanticIndex::load(&path, None, None, Costs::default()).unwrap();
+    assert!(matches!(
+        SemanticIndex::load(&folder.0, None, None, Costs::default()),
+        Err(BrokerError::File { .. })
+    ));
+    let other = SemanticIndex::load(&path, Some(49), None, Costs::default()).unwrap_err();
+    assert!(matches!(
+        other,
+        BrokerError::Dimension {
+            expected: 48,
+            got: 49,
+            ..
+        }
+    ));
+    let other = SemanticIndex::load(&path, None, Some("another"), Costs::default()).unwrap_err();
+    assert!(matches!(other, BrokerError::Model { .. }));
+}
+
+/// Readers beside a writer that replaces, removes and adds: in every answer each vector that is always there
+/// occurs exactly once, under its old or its new form; at rest the answers are those of an index built from
+/// scratch.
+#[test]
+fn readers_beside_a_writer_see_whole_versions() {
+    const DIM: usize = 32;
+    const FIXED: u64 = 300;
+    let index = SemanticIndex::new(
+        Config {
+            m: 6,
+            ef_construction: 30,
+            consolidate_at: 0.1,
+            ..Config::new(DIM)
+        },
+        Costs::default(),
+    )
+    .unwrap();
+    let mut rng = Rng::new(2);
+    let fixed: Vec<u64> = (0..FIXED).collect();
+    index
+        .put(
+            &fixed,
+            &vectors(&mut rng, FIXED as usize, DIM),
+            DIM,
+            0,
+            Mode::Add,
+            1,
+        )
+        .unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let mut truth: std::collections::BTreeMap<u64, Vec<f32>> = std::collections::BTreeMap::new();
+    std::thread::scope(|scope| {
+        for reader in 0..8u64 {
+            let (index, done) = (&index, &done);
+            scope.spawn(move || {
+                let mut rng = Rng::new(100 + reader);
+                let mut scratch = SearchScratch::default();
+                let mut last = 0;
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let query = vectors(&mut rng, 1, DIM);
+                    let executor = Some(EXECUTORS[reader as usize % 4]);
+                    let everything = 2_000;
+                    let params = Params {
+                        k: everything,
+                        ef: everything,
+                        executor,
+                        ..Params::default()
+                    };
+                    let found = index.search(&query, &params, &mut scratch).unwrap();
+                    let mut ids = found.ids.clone();
+                    ids.sort_unstable();
+                    assert!(
+                        ids.windows(2).all(|pair| pair[0] != pair[1]),
+                        "an id occurs twice"
+                    );
+                    assert!(found.version >= last, "versions went back");
+                    last = found.version;
+                    let seen = ids.iter().filter(|&&id| id < FIXED).count();
+                    assert_eq!(seen as u64, FIXED, "{executor:?} lost some at version {last}");
+                    assert!(index.get(rng.below(FIXED as u32).into()).is_some());
+                }
+            });
+        }
+        let mut extra = Vec::new();
+        for round in 0..150u64 {
+            let moved: Vec<u64> = (0..FIXED).filter(|_| rng.below(10) == 0).collect();
+            let to = vectors(&mut rng, moved.len(), DIM);
+            index.put(&moved, &to, DIM, 0, Mode::Update, 1).unwrap();
+            truth.extend(moved.iter().copied().zip(to.chunks(DIM).map(<[f32]>::to_vec)));
+            let new: Vec<u64> = (0..20).map(|at| 1_000 + round * 20 + at).collect();
+            index
+                .put(&new, &vectors(&mut rng, 20, DIM), DIM, 0, Mode::Add, 2)
+                .unwrap();
+            extra.extend(new);
+            if extra.len() > 200 {
+                let gone: Vec<u64> = extra.drain(..50).collect();
+                index.remove(&gone).unwrap();
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        index.remove(&extra).unwrap();
+    });
+    index.consolidate().unwrap();
+    assert_eq!(index.buried(), 0);
+    assert_eq!(index.all_ids(), fixed);
+    // Slots were used again: 3,000 additions and 4,500 replacements went through.
+    assert!(index.bytes() < 3_000 * 500, "{} bytes", index.bytes());
+    let fresh = SemanticIndex::new(
+        Config {
+            m: 6,
+            ef_construction: 30,
+            ..Config::new(DIM)
+        },
+        Costs::default(),
+    )
+    .unwrap();
+    let all: Vec<f32> = fixed.iter().flat_map(|&id| index.get(id).unwrap()).collect();
+    for (id, vector) in &truth {
+        let cosine = exact(Metric::Cosine, vector, &index.get(*id).unwrap());
+        assert!(cosine > 0.999_99, "{id} is not the vector written last");
+    }
+    fresh.put(&fixed, &all, DIM, 0, Mode::Add, 1).unwrap();
+    let queries = vectors(&mut rng, 50, DIM);
+    for executor in EXECUTORS {
+        let params = Params {
+            ef: 300,
+            executor: Some(executor),
+            ..Params::default()
+        };
+        let mut scratch = SearchScratch::default();
+        let a = index
+            .search_batch(&queries, DIM, &params, 1, &mut scratch)
+            .unwrap();
+        let b = fresh
+            .search_batch(&queries, DIM, &params, 1, &mut scratch)
+            .unwrap();
+        let same = a.iter().zip(&b).filter(|(a, b)| a.ids == b.ids).count();
+        assert!(
+            same >= 49,
+            "{executor:?}: {same} of 50 answers are those of a fresh index"
+        );
+    }
+}
+
+#[test]
+fn churn_costs_no_recall() {
+    const DIM: usize = 64;
+    let mut rng = Rng::new(12);
+    let pool = vectors(&mut rng, 16_000, DIM);
+    let queries: Vec<f32> = pool[..300 * DIM]
+        .iter()
+        .map(|x| x + 0.4 * (rng.unit() as f32 - 0.5))
+        .collect();
+    let config = Config {
+        m: 8,
+        ef_construction: 60,
+        ..Config::new(DIM)
+    };
+    let recall = |index: &SemanticIndex| {
+        let mut scratch = SearchScratch::default();
+        let mut run = |executor| {
+            let params = Params {
+                ef: 48,
+                executor: Some(executor),
+                ..Params::default()
+            };
+            index
+                .search_batch(&queries, DIM, &params, 1, &mut scratch)
+                .unwrap()
+        };
+        let (found, truth) = (run(Executor::Graph), run(Executor::Scan));
+        let hits: usize = found
+            .iter()
+            .zip(&truth)
+            .map(|(f, t)| f.ids.iter().filter(|id| t.ids.contains(id)).count())
+            .sum();
+        hits as f64 / (10 * found.len()) as f64
+    };
+    let row = |at: u64| &pool[at as usize * DIM..(at as usize + 1) * DIM];
+    let rows = |ids: &[u64]| ids.iter().flat_map(|&at| row(at).to_vec()).collect::<Vec<f32>>();
+    let churned = SemanticIndex::new(config.clone(), Costs::default()).unwrap();
+    let mut live: Vec<u64> = (0..4_000).collect();
+    churned.put(&live, &rows(&live), DIM, 0, Mode::Add, 1).unwrap();
+    // Three turnovers in steps of a twentieth.
+    for step in 0..60u64 {
+        let gone: Vec<u64> = live.drain(..200).collect();
+        churned.remove(&gone).unwrap();
+        let new: Vec<u64> = (4_000 + step * 200..4_200 + step * 200).collect();
+        churned.put(&new, &rows(&new), DIM, 0, Mode::Add, 1).unwrap();
+        live.extend(new);
+    }
+    let fresh = SemanticIndex::new(config, Costs::default()).unwrap();
+    fresh.put(&live, &rows(&live), DIM, 0, Mode::Add, 1).unwrap();
+    let (after, rebuilt) = (recall(&churned), recall(&fresh));
+    assert!(after >= rebuilt - 0.005, "{after} after churn, {rebuilt} rebuilt");
+}
+
+#[test]
+fn bad_input_is_named_and_changes_nothing() {
+    let index = small(100, Rerank::F32);
+    let before = answers(&index);
+    let good = vectors(&mut Rng::new(1), 3, 48);
+    let mut bad = good.clone();
+    bad[0] = f32::NAN;
+    bad[48..96].fill(0.0);
+    bad[100] = f32::NEG_INFINITY;
+    let ids = [10_001, 10_002, 10_003];
+    let error = index.put(&ids, &bad, 48, 0, Mode::Add, 1).unwrap_err();
+    assert_eq!(
+        error,
+        BrokerError::BadRows {
+            not_finite: vec![0, 2],
+            zero: vec![1],
+            count: 3
+        }
+    );
+    assert_eq!(
+        index.put(&[1, 2, 1], &good, 48, 0, Mode::Add, 1),
+        Err(BrokerError::DuplicateId(1))
+    );
+    assert_eq!(
+        index.put(&[10_001, 0, 10_002], &good, 48, 0, Mode::Add, 1),
+        Err(BrokerError::DuplicateId(0))
+    );
+    assert_eq!(
+        index.put(&[0, 10_001, 3], &good, 48, 0, Mode::Update, 1),
+        Err(BrokerError::UnknownId(10_001))
+    );
+    assert_eq!(index.remove(&[0, 10_001]), Err(BrokerError::UnknownId(10_001)));
+    assert_eq!(index.remove(&[0, 0]), Err(BrokerError::DuplicateId(0)));
+    assert!(matches!(
+        index.put(&ids, &good, 47, 0, Mode::Add, 1),
+        Err(BrokerError::Length { .. })
+    ));
+    assert!(matches!(
+        index.put(&ids[..2], &good[..94], 47, 0, Mode::Add, 1),
+        Err(BrokerError::Dimension {
+            expected: 48,
+            got: 47,
+            ..
+        })
+    ));
+    let mut scratch = SearchScratch::default();
+    for len in [0, 1, 47, 49, 96] {
+        let error = index
+            .search(&vec![1.0; len], &Params::default(), &mut scratch)
+            .unwrap_err();
+        assert!(matches!(error, BrokerError::Dimension { got, .. } if got == len));
+    }
+    let none = Params {
+        k: 0,
+        ..Params::default()
+    };
+    assert!(matches!(
+        index.search(&good[..48], &none, &mut scratch),
+        Err(BrokerError::OutOfRange(_))
+    ));
+    // Extreme but finite numbers are vectors like any other.
+    index
+        .put(
+            &ids[..2],
+            &[&[1e38; 48][..], &[1e-42; 48]].concat(),
+            48,
+            0,
+            Mode::Add,
+            1,
+        )
+        .unwrap();
+    let found = index
+        .search(
+            &[1.0; 48],
+            &Params {
+                k: 2,
+                ..Params::default()
+            },
+            &mut scratch,
+        )
+        .unwrap();
+    assert_eq!(found.ids, [10_001, 10_002]);
+    index.remove(&ids[..2]).unwrap();
+    let strip = |found: Vec<Found>| {
+        found
+            .into_iter()
+            .map(|one| (one.ids, one.scores))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(strip(answers(&index)), strip(before));
+}
