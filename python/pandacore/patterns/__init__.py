@@ -8,14 +8,10 @@ from pandacore.patterns.base import (
     AskRanking,
     AskReplacement,
     Assigned,
-    AttemptEnded,
-    AttemptFailed,
-    Begin,
     CancelRequested,
     Checkpoint,
     ClearTimer,
     Contract,
-    Dispatch,
     Emit,
     Event,
     Evict,
@@ -23,11 +19,9 @@ from pandacore.patterns.base import (
     Executed,
     ExecutionFailed,
     Finish,
-    Input,
     Judged,
     Limits,
     Machine,
-    Pattern,
     PeerDown,
     PeerUp,
     Planned,
@@ -39,14 +33,13 @@ from pandacore.patterns.base import (
     Send,
     SetTimer,
     Start,
-    StopAttempt,
     StopExecution,
     TimerFired,
     fold,
 )
 from pandacore.patterns.chain import ChainMember, ChainRoot
 from pandacore.patterns.mesh import MeshMember, MeshRoot, covering_subset, instant_runoff
-from pandacore.patterns.star import Star, StarHub, StarMember, as_message
+from pandacore.patterns.star import StarHub, StarMember, as_message
 
 __all__ = [
     "MACHINES",
@@ -58,16 +51,12 @@ __all__ = [
     "AskRanking",
     "AskReplacement",
     "Assigned",
-    "AttemptEnded",
-    "AttemptFailed",
-    "Begin",
     "CancelRequested",
     "ChainMember",
     "ChainRoot",
     "Checkpoint",
     "ClearTimer",
     "Contract",
-    "Dispatch",
     "Emit",
     "Event",
     "Evict",
@@ -75,13 +64,11 @@ __all__ = [
     "Executed",
     "ExecutionFailed",
     "Finish",
-    "Input",
     "Judged",
     "Limits",
     "Machine",
     "MeshMember",
     "MeshRoot",
-    "Pattern",
     "PeerDown",
     "PeerUp",
     "Planned",
@@ -92,11 +79,9 @@ __all__ = [
     "Replacement",
     "Send",
     "SetTimer",
-    "Star",
     "StarHub",
     "StarMember",
     "Start",
-    "StopAttempt",
     "StopExecution",
     "TimerFired",
     "as_message",
@@ -104,9 +89,6 @@ __all__ = [
     "fold",
     "instant_runoff",
 ]
-
-PATTERNS: dict[str, type[Pattern]] = {"star": Star}
-"""Patterns by the name that ``Collective.run(pattern=…)`` takes."""
 
 MACHINES: dict[str, tuple[type[Machine], type[Machine]]] = {
     "star": (StarHub, StarMember),

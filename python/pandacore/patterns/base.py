@@ -29,14 +29,10 @@ __all__ = [
     "AskRanking",
     "AskReplacement",
     "Assigned",
-    "AttemptEnded",
-    "AttemptFailed",
-    "Begin",
     "CancelRequested",
     "Checkpoint",
     "ClearTimer",
     "Contract",
-    "Dispatch",
     "Emit",
     "Event",
     "Evict",
@@ -44,11 +40,9 @@ __all__ = [
     "Executed",
     "ExecutionFailed",
     "Finish",
-    "Input",
     "Judged",
     "Limits",
     "Machine",
-    "Pattern",
     "PeerDown",
     "PeerUp",
     "Planned",
@@ -60,7 +54,6 @@ __all__ = [
     "Send",
     "SetTimer",
     "Start",
-    "StopAttempt",
     "StopExecution",
     "TimerFired",
     "canonical",
@@ -431,6 +424,24 @@ class Limits:
         return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
 
 
+Action: TypeAlias = (
+    Send
+    | Execute
+    | StopExecution
+    | SetTimer
+    | ClearTimer
+    | AskPlan
+    | AskRanking
+    | AskReplacement
+    | AskJudgement
+    | Evict
+    | Checkpoint
+    | Emit
+    | Finish
+)
+"""What a machine asks for."""
+
+
 # -- helpers of all machines -------------------------------------------------------------------------
 
 
@@ -632,101 +643,3 @@ class Machine(ABC):
             return Checkpoint(self.snapshot())
         patch = {"set": [[list(p), v] for p, v in sets.items()], "drop": [list(p) for p in drops]}
         return Checkpoint(patch, full=False)
-
-
-# -- the first contract: one pattern object in the entrypoint ----------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The team is formed; start."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptEnded:
-    """An attempt at a subtask gave an output."""
-
-    subtask_id: str
-    attempt: int
-    output: Any
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
-    """An attempt gave none. ``executed`` False: the agent's code never began."""
-
-    subtask_id: str
-    attempt: int
-    error: PandacoreError
-    executed: bool
-
-
-Input: TypeAlias = Begin | AttemptEnded | AttemptFailed
-"""What a pattern is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """Have an agent with the subtask's capability work on it, with these outputs of its dependencies."""
-
-    subtask_id: str
-    attempt: int
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StopAttempt:
-    """Cancel a running attempt: its output is no longer wanted."""
-
-    subtask_id: str
-    attempt: int
-
-
-Action: TypeAlias = (
-    Send
-    | Execute
-    | StopExecution
-    | SetTimer
-    | ClearTimer
-    | AskPlan
-    | AskRanking
-    | AskReplacement
-    | AskJudgement
-    | Evict
-    | Checkpoint
-    | Emit
-    | Finish
-    | Dispatch
-    | StopAttempt
-)
-"""What a machine asks for."""
-
-
-class Pattern(ABC):
-    """Base of all patterns. Subclasses keep the state of one run.
-
-    Parameters
-    ----------
-    plan : Plan
-        What is to be done.
-    inputs : mapping
-        JSON values that the task brought; every first subtask gets them.
-    idempotent : bool
-        True: an attempt with an unknown outcome may be repeated.
-    max_attempts : int
-        Attempts at one subtask, the first included.
-    """
-
-    def __init__(
-        self, plan: Plan, *, inputs: Mapping[str, Any], idempotent: bool = False, max_attempts: int = 3
-    ) -> None:
-        self.plan = plan
-        self.inputs = inputs
-        self.idempotent = idempotent
-        self.max_attempts = max_attempts
-        self.outputs: dict[str, Any] = {}
-        self.failed: dict[str, PandacoreError] = {}
-
-    @abstractmethod
-    def handle(self, event: Input) -> list[Action]:
-        """Take one event in and say what to do. After a :class:`Finish` nothing more is asked."""
