@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pandacore._core import simulate_balance
 from pandacore.bench.frame import Option
 from pandacore.experiments.frame import Experiment, Row
+from pandacore.probing import simulate_balance
 
 __all__ = ["OPTIONS", "plot", "run"]
 
