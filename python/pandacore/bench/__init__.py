@@ -12,6 +12,7 @@ __all__ = ["BENCHES"]
 # One line per bench, in alphabetical order.
 BENCHES: dict[str, tuple[str, str]] = {
     "assembly": ("pandacore.bench.assembly", "put teams together, dedicated and consolidated"),
+    "broker": ("pandacore.bench.broker", "semantic search beside hnswlib, usearch and faiss"),
     "registry": ("pandacore.bench.registry_bench", "load, update and memory of the registry"),
     "trust": ("pandacore.bench.trust", "trusted sets, chains and certificate events"),
 }
