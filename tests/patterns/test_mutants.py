@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pandacore import errors
-from pandacore.patterns import Judged, Limits, Machine
+from pandacore.patterns import Contract, Judged, Limits, Machine, Received
+from pandacore.plan import Plan, Subtask
 from pandacore.testing import SimFailure, SimNetwork, explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+CHAIN = Plan([Subtask("a", "c", "a"), Subtask("b", "d", "b", ["a"])])
 FAST = Limits(retransmit_s=0.5, patience_s=2.0)
 
 
@@ -151,6 +153,54 @@ def chain_caps(worlds: Any) -> None:
     explore(build, check, seeds=range(3), until_s=60, shrink=1)
 
 
+def mesh_loss(worlds: Any) -> None:
+    """Nothing but lost messages."""
+    world = worlds["mesh"]()
+
+    def check(net: SimNetwork, report: Any) -> None:
+        world.check(net, report)
+        assert not report.finishes["root"].failed
+
+    explore(world.build, check, seeds=range(20), loss=0.2, until_s=60, shrink=5)
+
+
+def mesh_caps(worlds: Any) -> None:
+    """Agents that always fail."""
+    world = worlds["mesh"](limits=Limits(steps=15))
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.agents(lambda _: errors.AgentFailed("always"))
+
+    def check(net: SimNetwork, report: Any) -> None:
+        assert report.finishes.get("root") is not None, "the run did not end"
+        assert report.finishes["root"].failed
+
+    explore(build, check, seeds=range(3), until_s=60, shrink=1)
+
+
+def mesh_faulty(worlds: Any) -> None:
+    """A member that was found faulty says its output once more."""
+    world = worlds["mesh"](CHAIN, contracts={"a": Contract("find it")})
+
+    def build(net: SimNetwork) -> None:
+        world.build(net)
+        net.judge = lambda _n, _name, action: action.attempt > 2 or "unrelated"
+        for at_s in (0.6, 0.7, 0.8):
+            digest = next(iter(net.machine("root")._work.ready))  # type: ignore[attr-defined]
+            late = {"kind": "OUTPUT", "run": "r", "digest": digest, "output": "late", "id": "a"}
+            net.tell("root", Received("m1", {**late, "attempt": 9, "turn": 9}), at_s=at_s)
+
+    def check(net: SimNetwork, report: Any) -> None:
+        evicted = {n["peer"] for n in report.noted("evict") if n["reason"] == "faulty"}
+        at = {n["peer"]: t for t, _, n in report.notes if n["note"] == "evict"}
+        for when, _, note in report.notes:
+            if note["note"] == "commit" and note["agent"] in evicted:
+                assert when < at[note["agent"]], f"an output of faulty {note['agent']} was committed"
+
+    explore(build, check, seeds=range(10), work_s=(0.05, 0.1), shrink=5)
+
+
 PLANTED: list[tuple[str, Callable[[Any], None]]] = [
     ("no_fencing", star_failover),
     ("accept_faulty", star_faulty),
@@ -162,6 +212,9 @@ PLANTED: list[tuple[str, Callable[[Any], None]]] = [
     ("forget_at_handon", chain_custody),
     ("no_retransmission", chain_loss),
     ("forget_cap", chain_caps),
+    ("no_retransmission", mesh_loss),
+    ("forget_cap", mesh_caps),
+    ("accept_faulty", mesh_faulty),
 ]
 
 
