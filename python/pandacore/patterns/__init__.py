@@ -43,7 +43,6 @@ from pandacore.patterns.star import StarHub, StarMember, as_message
 
 __all__ = [
     "MACHINES",
-    "PATTERNS",
     "RUN",
     "Action",
     "AskJudgement",
