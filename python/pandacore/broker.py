@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ Executor = Literal["scan", "batch", "graph", "two_hop"]
 _DEFAULT_FLAGS = ("alive", "trusted", "free", "reputable")
 _MAX_K = 1 << 24
 _MAX_ID = (1 << 63) - 1
+_MAX_KNOWN = 64
 # Candidates that reach a recall on 10^5 text embeddings; `tune` measures it for the vectors at hand.
 _LADDER = ((0.80, 16), (0.90, 32), (0.95, 64), (0.98, 128), (0.99, 192), (0.995, 320), (0.999, 768))
 
@@ -198,11 +199,13 @@ class SemanticIndex:
         self._core = core
         self._flags = {name: at for at, name in enumerate(core.flag_names)}
         self._ladder: tuple[tuple[float, int], ...] = _LADDER
+        # Checked parameters by what was asked for: most callers ask for the same thing again and again.
+        self._known: dict[tuple[object, ...], SearchParams] = {}
         self._pid = os.getpid()
 
     # Not in __slots__ and not set by __new__: a handle whose __init__ failed says so instead of crashing.
     def __getattr__(self, name: str) -> Any:
-        if name in ("_core", "_flags", "_ladder", "_pid"):
+        if name in ("_core", "_flags", "_known", "_ladder", "_pid"):
             raise StateError(
                 "the index was never created", where="SemanticIndex", hint="call SemanticIndex(dim) first"
             )
@@ -449,7 +452,7 @@ class SemanticIndex:
         params = self._params(
             k, recall, ef, threshold, where, where_not, within, exclude, executor, rerank_depth
         )
-        vector = _floats(query, "query")
+        vector = query if _ready(query) else _floats(query, "query")
         if vector.ndim != 1:
             raise ShapeError(
                 f"a query has one dimension, this one {vector.ndim}",
@@ -503,10 +506,18 @@ class SemanticIndex:
         executor: Executor | None,
         rerank_depth: int,
     ) -> SearchParams:
+        plain = within is None and isinstance(exclude, tuple) and not exclude
+        key = (k, recall, ef, threshold, where, where_not, executor, rerank_depth)
+        if plain:
+            try:
+                if (known := self._known.get(key)) is not None:
+                    return known
+            except TypeError:  # a list of flags cannot be a key
+                plain = False
         if within is not None and not isinstance(within, Subset):
             within = Subset(within)
         wanted = 0.95 if recall is None else float(recall)
-        return SearchParams(
+        params = SearchParams(
             k=min(_whole("k", k, 1), _MAX_K),
             ef=self._ef(wanted) if ef is None else min(_whole("ef", ef, 1), _MAX_K),
             recall=wanted,
@@ -518,6 +529,9 @@ class SemanticIndex:
             executor=executor,
             rerank=_whole("rerank_depth", rerank_depth),
         )
+        if plain and type(k) is int and len(self._known) < _MAX_KNOWN:
+            self._known[key] = params
+        return params
 
     def _ef(self, recall: float) -> int:
         for reached, ef in self._ladder:
@@ -553,6 +567,7 @@ class SemanticIndex:
             measured[ef] = float(hits / max(1, int((truth >= 0).sum())))
             if measured[ef] >= 0.9995:
                 break
+        self._known.clear()
         self._ladder = tuple(sorted((recall, ef) for ef, recall in measured.items()))
         return measured
 
@@ -656,6 +671,10 @@ def _floats(values: ArrayLike, name: str) -> NDArray[np.float32]:
         )
     with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused with its row
         return np.ascontiguousarray(found, dtype=np.float32)
+
+
+def _ready(values: ArrayLike) -> TypeGuard[NDArray[np.float32]]:
+    return type(values) is np.ndarray and values.dtype == np.float32 and values.flags.c_contiguous
 
 
 def _matrix(values: ArrayLike, name: str) -> NDArray[np.float32]:

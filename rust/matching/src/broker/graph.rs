@@ -11,7 +11,7 @@
 //!   graph has lost, or a filter has cut off, is found all the same.
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::kernels::Query;
@@ -23,6 +23,9 @@ use crate::rng::mix;
 const SLACK: usize = 2;
 const MAX_LEVEL: usize = 12;
 const LOCKS: usize = 1024;
+/// Slots of the highest levels that every search looks at first, at most. Greedy descent from one entry ends in the
+/// wrong region when regions lie far apart and churn has taken the early, far-reaching links between them.
+const HUBS: usize = 64;
 /// Candidates that are expanded together once the pool is full. All of a pool are expanded sooner or later, so this
 /// costs little, and the waits for their neighbours overlap (DiskANN's beam).
 const BEAM: usize = 3;
@@ -201,6 +204,12 @@ pub(super) struct Graph {
     upper_rows: AtomicU32,
     /// 0, or (level + 1) << 32 | slot.
     entry: AtomicU64,
+    /// The slots of the highest levels, the first `hub_count` of them.
+    hubs: [AtomicU32; HUBS],
+    hub_count: AtomicUsize,
+    /// The lowest level in `hubs`; only slots above level 0 get there.
+    hub_level: AtomicUsize,
+    hub_lock: Mutex<()>,
     locks: Box<[Mutex<()>]>,
     seed: u64,
 }
@@ -214,6 +223,10 @@ impl Graph {
             upper_at: AtomicSlab::new(1),
             upper_rows: AtomicU32::new(0),
             entry: AtomicU64::new(0),
+            hubs: [const { AtomicU32::new(0) }; HUBS],
+            hub_count: AtomicUsize::new(0),
+            hub_level: AtomicUsize::new(1),
+            hub_lock: Mutex::new(()),
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
             seed,
         }
@@ -276,10 +289,16 @@ impl Graph {
 
     /// Walks down greedily to just above `floor`; returns the best slot found.
     fn descend(&self, store: &Store, query: &Query, floor: usize, walk: &mut Walk) -> Option<(u32, i32)> {
-        let (mut slot, top) = self.entry()?;
+        let (mut slot, mut top) = self.entry()?;
         let mut key = [0];
         store.score(query, &[slot], &mut key);
         let mut key = key[0];
+        if let Some((hub, found)) = self
+            .nearest_hub(store, query, floor + 1, walk)
+            .filter(|&(_, found)| found > key)
+        {
+            (slot, key, top) = (hub, found, self.level(hub));
+        }
         for level in (floor + 1..=top).rev() {
             loop {
                 let mut count = 0;
@@ -304,6 +323,86 @@ impl Graph {
             }
         }
         Some((slot, key))
+    }
+
+    /// The nearest of the hubs that are on `level`.
+    fn nearest_hub(&self, store: &Store, query: &Query, level: usize, walk: &mut Walk) -> Option<(u32, i32)> {
+        let count = self.hub_count.load(Ordering::Acquire).min(HUBS);
+        let checked = self.hub_level.load(Ordering::Relaxed) < level;
+        let mut kept = 0;
+        for hub in &self.hubs[..count] {
+            let slot = hub.load(Ordering::Acquire);
+            if !checked || self.level(slot) >= level {
+                walk.ids[kept] = slot;
+                kept += 1;
+            }
+        }
+        store.score(query, &walk.ids[..kept], &mut walk.keys[..kept]);
+        walk.scored += kept;
+        let pairs = walk.ids[..kept]
+            .iter()
+            .copied()
+            .zip(walk.keys[..kept].iter().copied());
+        pairs.max_by_key(|&(slot, key)| (key, slot))
+    }
+
+    /// Takes a linked slot among the hubs if its level is high enough.
+    fn offer_hub(&self, slot: u32, level: usize) {
+        if level < self.hub_level.load(Ordering::Relaxed) {
+            return;
+        }
+        let _guard = self.hub_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut least = self.hub_level.load(Ordering::Relaxed);
+        if level < least {
+            return;
+        }
+        let count = self.hub_count.load(Ordering::Relaxed);
+        if count < HUBS {
+            self.hubs[count].store(slot, Ordering::Release);
+            self.hub_count.store(count + 1, Ordering::Release);
+            return;
+        }
+        // Full: the lowest level goes, and this one stays if it is above that.
+        let mut kept: Vec<u32> = self
+            .hubs
+            .iter()
+            .map(|hub| hub.load(Ordering::Relaxed))
+            .chain([slot])
+            .collect();
+        while kept.len() > HUBS {
+            least += 1;
+            kept.retain(|&hub| self.level(hub) >= least);
+        }
+        self.set_hubs(&kept, least);
+    }
+
+    fn set_hubs(&self, hubs: &[u32], level: usize) {
+        // A reader in between sees some hub twice or misses one.
+        self.hub_count.store(
+            hubs.len().min(self.hub_count.load(Ordering::Relaxed)),
+            Ordering::Release,
+        );
+        for (place, &hub) in self.hubs.iter().zip(hubs) {
+            place.store(hub, Ordering::Release);
+        }
+        self.hub_level.store(level, Ordering::Relaxed);
+        self.hub_count.store(hubs.len(), Ordering::Release);
+    }
+
+    /// Finds the hubs anew among the live slots.
+    fn find_hubs(&self, store: &Store, slots: usize) {
+        let mut found: Vec<(usize, u32)> = (0..slots as u32)
+            .filter(|&slot| store.present(slot) && !store.dead(slot))
+            .map(|slot| (self.level(slot), slot))
+            .filter(|&(level, _)| level > 0)
+            .collect();
+        let mut least = 1;
+        while found.len() > HUBS {
+            least += 1;
+            found.retain(|&(level, _)| level >= least);
+        }
+        let hubs: Vec<u32> = found.into_iter().map(|(_, slot)| slot).collect();
+        self.set_hubs(&hubs, least);
     }
 
     /// Best-first search on one level from what is in the pool.
@@ -495,6 +594,11 @@ impl Graph {
                 if work.walk.visit(from) {
                     work.walk.pool.push(pack(key, from));
                 }
+                if let Some((hub, key)) = self.nearest_hub(store, &query, level, &mut work.walk)
+                    && work.walk.visit(hub)
+                {
+                    offer(&mut work.walk.pool, ef, pack(key, hub));
+                }
                 self.beam(store, &query, ef, level, &mut work.walk);
                 let Some(&best) = work.walk.pool.first() else {
                     continue;
@@ -608,6 +712,7 @@ impl Graph {
             }
         }
         self.reinforce(store, slots, work);
+        self.find_hubs(store, slots);
         if self.entry().is_some_and(|(slot, _)| store.dead(slot)) {
             let best = (0..slots as u32)
                 .filter(|&slot| store.present(slot) && !store.dead(slot))
@@ -634,7 +739,11 @@ impl Graph {
                 continue;
             }
             work.row.clear();
-            work.row.extend(links(self.row(0, slot)).iter().map(|link| link.load(Ordering::Relaxed)));
+            work.row.extend(
+                links(self.row(0, slot))
+                    .iter()
+                    .map(|link| link.load(Ordering::Relaxed)),
+            );
             self.rank(store, slot, work);
             for at in 0..work.candidates.len() {
                 if incoming[slot as usize] >= least {
@@ -650,7 +759,9 @@ impl Graph {
                     row[0].store(old.len() as u32 + 1, Ordering::Release);
                 } else {
                     // The link whose end can spare it best.
-                    let spare = old.iter().max_by_key(|link| incoming[link.load(Ordering::Relaxed) as usize]);
+                    let spare = old
+                        .iter()
+                        .max_by_key(|link| incoming[link.load(Ordering::Relaxed) as usize]);
                     let Some(spare) = spare else { continue };
                     let end = &mut incoming[spare.load(Ordering::Relaxed) as usize];
                     if *end <= 2 * least {
@@ -672,7 +783,10 @@ impl Graph {
         }
         let most = if level == 0 { 2 * self.m } else { self.m };
         // One more for each lost, up to the full degree: rows that shrink a little at every repair end up thin.
-        let lost = old.iter().filter(|link| store.dead(link.load(Ordering::Relaxed))).count();
+        let lost = old
+            .iter()
+            .filter(|link| store.dead(link.load(Ordering::Relaxed)))
+            .count();
         let degree = (old.len() + lost).min(most);
         work.row.clear();
         for link in old {
@@ -710,12 +824,18 @@ impl Graph {
         self.entry.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_packed_entry(&self, entry: u64, present: impl Fn(u32) -> bool) -> Result<(), String> {
+    pub(super) fn set_packed_entry(
+        &self,
+        store: &Store,
+        entry: u64,
+        present: impl Fn(u32) -> bool,
+    ) -> Result<(), String> {
         let slot = entry as u32;
         if entry != 0 && (!present(slot) || (entry >> 32) as usize != self.level(slot) + 1) {
             return Err("the entry of the graph is no vector".into());
         }
         self.entry.store(entry, Ordering::Release);
+        self.find_hubs(store, store.slots());
         Ok(())
     }
 

@@ -344,7 +344,7 @@ impl SemanticIndex {
             self.graph.read_rows(slot, || links.u32(), is_present)?;
         }
         links.end()?;
-        self.graph.set_packed_entry(entry, is_present)?;
+        self.graph.set_packed_entry(&self.store, entry, is_present)?;
         if (entry == 0) != (live == 0) {
             return Err("the entry of the graph is missing".into());
         }

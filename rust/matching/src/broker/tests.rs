@@ -469,7 +469,28 @@ fn readers_beside_a_writer_see_whole_versions() {
 fn churn_costs_no_recall() {
     const DIM: usize = 64;
     let mut rng = Rng::new(12);
-    let pool = vectors(&mut rng, 16_000, DIM);
+    // Topics that shade into each other, with fewer directions than components, as texts have.
+    let spread: Vec<f32> = (1..=DIM).map(|at| 1.0 / (at as f32).sqrt()).collect();
+    let mut draw = |weight: f32| -> Vec<f32> {
+        spread
+            .iter()
+            .map(|s| weight * s * ((0..4).map(|_| rng.unit() as f32).sum::<f32>() - 2.0))
+            .collect()
+    };
+    let topics: Vec<Vec<f32>> = (0..800).map(|_| draw(1.0)).collect();
+    let rest: Vec<Vec<f32>> = (0..16_000).map(|_| draw(0.8)).collect();
+    let pool: Vec<f32> = rest
+        .iter()
+        .flat_map(|rest| {
+            let (a, b) = (&topics[rng.below(800) as usize], &topics[rng.below(800) as usize]);
+            let weight = rng.unit() as f32;
+            rest.iter()
+                .zip(a)
+                .zip(b)
+                .map(move |((r, a), b)| r + a + weight * b)
+                .collect::<Vec<f32>>()
+        })
+        .collect();
     let queries: Vec<f32> = pool[..300 * DIM]
         .iter()
         .map(|x| x + 0.4 * (rng.unit() as f32 - 0.5))
@@ -506,6 +527,10 @@ fn churn_costs_no_recall() {
     churned.put(&live, &rows(&live), DIM, 0, Mode::Add, 1).unwrap();
     // Three turnovers in steps of a twentieth.
     for step in 0..60u64 {
+        for at in 0..200 {
+            let other = at + rng.below((live.len() - at) as u32) as usize;
+            live.swap(at, other);
+        }
         let gone: Vec<u64> = live.drain(..200).collect();
         churned.remove(&gone).unwrap();
         let new: Vec<u64> = (4_000 + step * 200..4_200 + step * 200).collect();
