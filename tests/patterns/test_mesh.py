@@ -311,6 +311,7 @@ def test_a_silent_convener_is_followed_by_the_next(mesh_world: Any) -> None:
     assert max(n["epoch"] for n in report.noted("decided")) > 1
 
 
+@pytest.mark.slow
 def test_light_adoption_may_differ_for_a_while_certified_never(mesh_world: Any) -> None:
     """The finding of the model check: a wrongly suspected convener lets members follow different plans."""
 

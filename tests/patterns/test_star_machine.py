@@ -394,6 +394,7 @@ def test_one_stand_in_is_refused() -> None:
         hub(stand_ins=["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["chain", "fan"])
 def test_fc_47_large_plans_cost_time_in_proportion(shape: str) -> None:
     count = 100_000 if shape == "chain" else 10_000

@@ -16,6 +16,7 @@ FAST = Limits(retransmit_s=0.5, patience_s=2.0)
 MEMBERS = ["m1", "m2", "m3", "m4", "m5"]
 
 
+@pytest.mark.slow
 def test_four_hundred_runs_with_every_kind_of_fault_end_and_commit_once(star_world: Any) -> None:
     world = star_world()
 
