@@ -283,10 +283,13 @@ class SimNetwork:
 
     # -- running -----------------------------------------------------------------------------------------
 
-    def run(self, *, until_s: float = 600.0, max_events: int = 200_000) -> SimReport:
-        """Run until every caller has finished, or nothing is left to happen, or the time is over."""
+    def run(self, *, until_s: float = 600.0, max_events: int = 200_000, drain: bool = False) -> SimReport:
+        """Run until every caller has finished, or nothing is left to happen, or the time is over.
+
+        ``drain``: go on after the callers have finished, to see what the others still do.
+        """
         events = 0
-        while self._agenda and not self._over():
+        while self._agenda and (drain or not self._over()):
             at, _, kind, args = heapq.heappop(self._agenda)
             if at > until_s or events >= max_events:
                 break
