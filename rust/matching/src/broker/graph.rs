@@ -626,6 +626,7 @@ impl Graph {
         work.query = query;
         self.entry
             .fetch_max((level as u64 + 1) << 32 | u64::from(slot), Ordering::AcqRel);
+        self.offer_hub(slot, level);
     }
 
     /// Adds a link; a full row is pruned.

@@ -495,11 +495,7 @@ fn churn_costs_no_recall() {
         .iter()
         .map(|x| x + 0.4 * (rng.unit() as f32 - 0.5))
         .collect();
-    let config = Config {
-        m: 8,
-        ef_construction: 60,
-        ..Config::new(DIM)
-    };
+    let config = Config { ef_construction: 100, ..Config::new(DIM) };
     let recall = |index: &SemanticIndex| {
         let mut scratch = SearchScratch::default();
         let mut run = |executor| {
