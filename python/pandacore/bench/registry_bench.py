@@ -129,22 +129,27 @@ def _updates(bench: Bench, world: World, registry: Registry) -> None:
         else [],
         **conditions,
     )
+    # Every value is the opposite of the last one that its batch set, so that every update is a change.
+    opposite = [not flag for flag in flag_list]
+    turns = [(batch, flags) for batch in batches] + [(batch, ~flags) for batch in batches]
+    their_turns = [(slots, flag_list) for slots in lists] + [(slots, opposite) for slots in lists]
     bench.compare(
         "flips_per_second",
         Case(
             "pandacore",
-            op=lambda slots: registry.set_flags("alive", slots, flags),
-            inputs=batches,
+            op=lambda turn: registry.set_flags("alive", *turn),
+            inputs=turns,
             per_call=size,
         ),
-        [Case("python", op=lambda slots: peer.set_alive(slots, flag_list), inputs=lists, per_call=size)]
+        [Case("python", op=lambda turn: peer.set_alive(*turn), inputs=their_turns, per_call=size)]
         if peer
         else [],
         **conditions,
     )
     registry.set_flags("alive", np.arange(world.agents, dtype=np.uint32), world.alive)
 
-    # An announcement replaces the one before: the agent leaves its pools and enters them again.
+    # Agents change places with others and back, so that every announcement replaces all capabilities: the
+    # agent leaves its pools and enters new ones. The peer only leaves and enters the same ones.
     announcements = _announcements(world, registry, batches)
     version = 1
 
@@ -165,17 +170,19 @@ def _updates(bench: Bench, world: World, registry: Registry) -> None:
 def _announcements(
     world: World, registry: Registry, batches: list[NDArray[np.uint32]]
 ) -> list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]]]:
-    """The columns of one call per batch: ids, offsets and capabilities of its agents."""
+    """Ids, offsets and capabilities of two calls per batch: others' capabilities, then their own."""
     handles = world.handles(registry)
     counts = np.diff(world.offsets)
     found = []
-    for batch in batches:
-        rows = np.unique(batch)
-        offsets = np.zeros(rows.size + 1, np.int64)
-        np.cumsum(counts[rows], out=offsets[1:])
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts[rows])
-        entries = np.repeat(world.offsets[rows], counts[rows]) + within
-        found.append((world.ids[rows], offsets, handles[world.capabilities[entries]]))
+    for turn in (1, 0):
+        for batch in batches:
+            rows = np.unique(batch)
+            holders = (rows + turn * (world.agents // 2 + 1)) % world.agents
+            offsets = np.zeros(rows.size + 1, np.int64)
+            np.cumsum(counts[holders], out=offsets[1:])
+            within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts[holders])
+            entries = np.repeat(world.offsets[holders], counts[holders]) + within
+            found.append((world.ids[rows], offsets, handles[world.capabilities[entries]]))
     return found
 
 

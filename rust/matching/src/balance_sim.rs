@@ -87,8 +87,19 @@ struct Probe {
     uses: i32,
 }
 
-#[derive(PartialEq, PartialOrd)]
 struct Time(f64);
+
+impl PartialEq for Time {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl PartialOrd for Time {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Eq for Time {}
 

@@ -194,6 +194,10 @@ impl Work<'_> {
             if let Some(&(next, _)) = known.get(at + 4) {
                 self.prefetch_postings(next);
             }
+            if let Some(&(next, row)) = known.get(at + 2) {
+                let range = batch.offsets[row as usize] as usize..batch.offsets[row as usize + 1] as usize;
+                self.prefetch_neighbours(next, &batch.capabilities[range]);
+            }
             self.update_known(batch, slot, row)?;
         }
         self.writer.garbage.collect(&self.store.domain);

@@ -22,6 +22,8 @@ pub const MIN_TOMBSTONES: usize = 65_536;
 const EXACT_BITS: u8 = 48;
 /// A pool of this many agents gets a bit of its own, while there are any.
 const PROMOTE_AT: u32 = 32;
+/// New entries land among so many eligible ones at the end of a pool.
+const SPREAD: u32 = 512;
 /// Changes applied under one hold of the lock by the batch calls, so that nobody waits longer than that.
 const CHUNK: usize = 256;
 
@@ -990,11 +992,12 @@ impl Work<'_> {
         }
         if ready {
             for k in 0..head.held as usize {
-                // To a random place: a burst of similar agents must not share a block.
+                // To a random place near the end: a burst of similar agents must not share a block, and the
+                // end of a pool is what changes touch anyway, so it is in the cache.
                 let place = self.word(slot, k).load(Ordering::Relaxed);
                 let capability = (place >> 32) as u32;
                 let live = self.pool(capability).live();
-                let to = self.writer.rng.below(live);
+                let to = live - 1 - self.writer.rng.below(live.min(SPREAD));
                 self.swap(capability, place as u32, to);
             }
         }
@@ -1115,6 +1118,24 @@ impl Work<'_> {
                     prefetch(block);
                 }
             }
+        }
+    }
+
+    /// Asks for the lines of the agents that make way when `slot` leaves its pools and enters those of `next`.
+    pub(crate) fn prefetch_neighbours(&self, slot: u32, next: &[u32]) {
+        let ask = |pool: &Pool, at: u32| {
+            if at < pool.len() {
+                prefetch(self.line(entry_slot(self.entry(pool, at).load(Ordering::Relaxed))));
+            }
+        };
+        for capability in self.held(slot) {
+            let pool = self.pool(capability);
+            ask(pool, pool.live().wrapping_sub(1));
+            ask(pool, pool.len().wrapping_sub(1));
+        }
+        for &capability in next {
+            let pool = self.pool(capability);
+            ask(pool, pool.live());
         }
     }
 

@@ -5,7 +5,7 @@
 use std::sync::atomic::AtomicU64;
 
 /// The longest window, in signatures.
-pub(crate) const WINDOW: usize = 4_096;
+pub(crate) const WINDOW: usize = 3_072;
 /// Candidates returned per window.
 pub(crate) const FOUND: usize = 12;
 const CHUNK: usize = 64;
