@@ -355,7 +355,7 @@ impl SemanticIndex {
         self.writer.lock().map_err(|_| BrokerError::HalfFailed)
     }
 
-    fn enter(&self) -> Guard<'_> {
+    pub(super) fn enter(&self) -> Guard<'_> {
         self.epochs.enter(stripe())
     }
 

@@ -7,6 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::BrokerError;
 use super::index::{Config, SemanticIndex, Writer};
@@ -138,7 +139,13 @@ impl SemanticIndex {
         })?;
         let mut beside = std::ffi::OsString::from(".");
         beside.push(name);
-        beside.push(format!(".{}.new", std::process::id()));
+        // Two threads may save to one place; the last to finish wins.
+        static SAVES: AtomicU64 = AtomicU64::new(0);
+        beside.push(format!(
+            ".{}-{}.new",
+            std::process::id(),
+            SAVES.fetch_add(1, Ordering::Relaxed)
+        ));
         let beside = path.with_file_name(beside);
         let written = (|| {
             let mut file = OpenOptions::new()
@@ -175,7 +182,7 @@ impl SemanticIndex {
     fn sections(&self) -> [Vec<u8>; SECTIONS] {
         let slots = self.store.slots();
         let live: Vec<u32> = (0..slots as u32)
-            .filter(|&slot| self.store.present(slot))
+            .filter(|&slot| self.store.present(slot) && !self.store.dead(slot))
             .collect();
         let Config {
             dim,

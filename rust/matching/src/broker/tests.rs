@@ -273,6 +273,19 @@ fn a_loaded_index_is_the_saved_one() {
 }
 
 #[test]
+fn what_readers_still_hold_is_not_saved() {
+    let folder = Folder::new("held");
+    let index = small(300, Rerank::None);
+    let _reader = index.enter();
+    let again = vectors(&mut Rng::new(8), 20, 48);
+    let ids: Vec<u64> = (0..20).map(|id| id * 3).collect();
+    index.put(&ids, &again, 48, 0, Mode::Update, 1).unwrap();
+    index.save(&folder.0.join("index")).unwrap();
+    let loaded = SemanticIndex::load(&folder.0.join("index"), None, None, Costs::default()).unwrap();
+    assert_eq!(loaded.all_ids(), index.all_ids());
+}
+
+#[test]
 fn an_empty_index_is_saved_and_loaded() {
     let folder = Folder::new("empty");
     let path = folder.0.join("index");
@@ -495,7 +508,10 @@ fn churn_costs_no_recall() {
         .iter()
         .map(|x| x + 0.4 * (rng.unit() as f32 - 0.5))
         .collect();
-    let config = Config { ef_construction: 100, ..Config::new(DIM) };
+    let config = Config {
+        ef_construction: 100,
+        ..Config::new(DIM)
+    };
     let recall = |index: &SemanticIndex| {
         let mut scratch = SearchScratch::default();
         let mut run = |executor| {
