@@ -165,50 +165,61 @@ impl HostRecord {
 }
 
 /// A signed observation: "I could not reach this host at this stamp". Not a verdict: verdicts need several.
+///
+/// It travels often, so it names hosts by their short ids; what is signed are the whole ids.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Claim {
     /// Who could not be reached.
-    pub target: HostId,
+    pub target: Short,
     /// The target's epoch at that time.
     pub epoch: u32,
     /// The target's incarnation at that time.
     pub incarnation: u32,
     /// Who tried.
-    pub accuser: HostId,
+    pub accuser: Short,
     /// The accuser's signature.
     pub sig: Sig,
 }
 
 impl Claim {
-    fn message(&self, collective: &[u8; 32]) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(160);
+    fn message(collective: &[u8; 32], target: &HostId, stamp: (u32, u32), accuser: &HostId) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(128);
         bytes.extend_from_slice(CLAIM_DOMAIN);
         bytes.extend_from_slice(collective);
-        bytes.extend_from_slice(&self.target.0);
-        bytes.extend_from_slice(&self.accuser.0);
-        bytes.extend_from_slice(&self.epoch.to_le_bytes());
-        bytes.extend_from_slice(&self.incarnation.to_le_bytes());
+        bytes.extend_from_slice(&target.0);
+        bytes.extend_from_slice(&accuser.0);
+        bytes.extend_from_slice(&stamp.0.to_le_bytes());
+        bytes.extend_from_slice(&stamp.1.to_le_bytes());
         bytes
     }
 
     /// A claim of this host.
     #[must_use]
-    pub fn by(crypto: &dyn Crypto, collective: &[u8; 32], target: HostId, stamp: (u32, u32)) -> Self {
+    pub fn by(crypto: &dyn Crypto, collective: &[u8; 32], target: &HostId, stamp: (u32, u32)) -> Self {
+        let accuser = crypto.id();
+        let sig = crypto.sign(&Self::message(collective, target, stamp, &accuser));
         let (epoch, incarnation) = stamp;
-        let mut claim = Self {
-            target,
+        Self {
+            target: target.short(),
             epoch,
             incarnation,
-            accuser: crypto.id(),
-            sig: Sig([[0; 32]; 2]),
-        };
-        claim.sig = crypto.sign(&claim.message(collective));
-        claim
+            accuser: accuser.short(),
+            sig,
+        }
     }
 
-    /// Whether the accuser signed this, in this collective.
+    /// Whether this accuser signed this about this target, in this collective.
     #[must_use]
-    pub fn verify(&self, collective: &[u8; 32], crypto: &dyn Crypto) -> bool {
-        crypto.verify(&self.accuser, &self.message(collective), &self.sig)
+    pub fn verify(
+        &self,
+        collective: &[u8; 32],
+        crypto: &dyn Crypto,
+        target: &HostId,
+        accuser: &HostId,
+    ) -> bool {
+        let message = Self::message(collective, target, (self.epoch, self.incarnation), accuser);
+        self.target == target.short()
+            && self.accuser == accuser.short()
+            && crypto.verify(accuser, &message, &self.sig)
     }
 }

@@ -7,12 +7,12 @@
 //! log and cost no probe, heartbeat or digest entry.
 mod announcement;
 mod batch;
-// pub mod cohort;
+pub mod cohort;
 mod host;
 mod node;
 mod queue;
 pub mod riblt;
-// pub mod sim;
+pub mod sim;
 mod store;
 mod swim;
 mod table;

@@ -21,6 +21,8 @@ use crate::wire::{
 const MAX_ITEMS: usize = 1 << 16;
 /// Most bytes of news or places in one frame.
 const CHUNK: usize = 64 << 10;
+/// Most news pushed at once.
+const MAX_NEWS: usize = 64;
 /// Most hosts asked for in one pull.
 const PULL_HOSTS: usize = 1024;
 /// Most own records signed in one step: a step must not hold up the answers to pings.
@@ -228,10 +230,14 @@ pub struct Counters {
     pub datagrams_out: u64,
     /// Their bytes.
     pub datagram_bytes_out: u64,
+    /// Of these, bytes of news.
+    pub news_bytes_out: u64,
     /// Stream frames handed out.
     pub frames_out: u64,
     /// Their bytes.
     pub frame_bytes_out: u64,
+    /// Their bytes by the number of their kind.
+    pub frame_bytes_of: BTreeMap<u8, u64>,
     /// Probes begun.
     pub probes: u64,
     /// Probes that ended without an answer.
@@ -248,6 +254,10 @@ pub struct Counters {
     pub lags: u64,
     /// Signed records of this host's key that it did not write.
     pub own_key_seen: u64,
+    /// News pushed along the tree that was new to this host.
+    pub news_new: u64,
+    /// News pushed along the tree that was not.
+    pub news_again: u64,
     /// Batches pushed to this host that were new.
     pub pushed_new: u64,
     /// Batches pushed to this host that it had.
@@ -704,11 +714,13 @@ impl Node {
             self.timer(rng, timer, out);
         }
         self.react(rng, out);
+        self.push_news(None, out);
         for output in &out[start..] {
             match output {
                 Output::Stream { bytes, .. } => {
                     self.counters.frames_out += 1;
                     self.counters.frame_bytes_out += bytes.len() as u64;
+                    *self.counters.frame_bytes_of.entry(bytes[1]).or_default() += bytes.len() as u64;
                 }
                 Output::Stop(_) => self.stopped = true,
                 _ => {}
@@ -850,7 +862,26 @@ impl Node {
                 }
                 Seen::Gone(host) => {
                     self.replica.show(&host, false);
-                    self.eager.remove(&host);
+                    if self.eager.remove(&host) {
+                        // A branch broke off: all neighbours may push again, and repetition prunes them anew. They
+                        // are told why, for behind the branch nobody may know.
+                        let mut why = Builder::new(Kind::News);
+                        for update in self.swim.verdict(&host) {
+                            why.push(&update);
+                        }
+                        let why: Arc<[u8]> = why.done().into();
+                        for other in std::mem::take(&mut self.lazy) {
+                            if other != host && self.eager.insert(other) {
+                                stream(out, other, Class::Control, Builder::new(Kind::Graft));
+                                let bytes = Arc::clone(&why);
+                                out.push(Output::Stream {
+                                    to: other,
+                                    class: Class::Liveness,
+                                    bytes,
+                                });
+                            }
+                        }
+                    }
                     self.lazy.remove(&host);
                     self.picked.remove(&host);
                     self.syncs.remove(&host);
@@ -1082,6 +1113,33 @@ impl Node {
         }
     }
 
+    fn prune(&mut self, from: HostId, out: &mut Vec<Output>) {
+        if self.eager.remove(&from) {
+            self.lazy.insert(from);
+        }
+        stream(out, from, Class::Control, Builder::new(Kind::Prune));
+    }
+
+    /// Passes news of hosts on along the tree.
+    fn push_news(&mut self, from: Option<HostId>, out: &mut Vec<Output>) {
+        if self.swim.fresh.is_empty() {
+            return;
+        }
+        let mut frame = Builder::new(Kind::News);
+        // A flood of news has its own ways: lists that are asked for, and gossip.
+        for update in self.swim.fresh.drain(..).take(MAX_NEWS) {
+            frame.push(&update);
+        }
+        let frame: Arc<[u8]> = frame.done().into();
+        for to in self.eager.iter().filter(|to| Some(**to) != from) {
+            out.push(Output::Stream {
+                to: *to,
+                class: Class::Liveness,
+                bytes: Arc::clone(&frame),
+            });
+        }
+    }
+
     fn note(&mut self, host: HostId, place: Place) {
         if self.lazy.is_empty() {
             return;
@@ -1129,8 +1187,8 @@ impl Node {
             }
         }
         for (peer, places) in by_peer {
-            if self.lazy.remove(&peer) || !self.eager.contains(&peer) {
-                self.eager.insert(peer);
+            if self.swim.state(&peer).is_some_and(State::live) && self.eager.insert(peer) {
+                self.lazy.remove(&peer);
                 stream(out, peer, Class::Control, Builder::new(Kind::Graft));
             }
             self.begin_sync(peer, places, out);
@@ -1347,6 +1405,11 @@ impl Node {
             {
                 tell.push(&Update::Host(record.clone()));
                 telling += 1;
+            } else {
+                for update in self.swim.verdict(&host) {
+                    tell.push(&update);
+                    telling += 1;
+                }
             }
             let mine = self.place(&host);
             let live = host == self.swim.me().host || self.swim.state(&host).is_some_and(State::live);
@@ -1620,6 +1683,25 @@ impl Node {
                 self.pull_waiting(out);
                 self.check_join();
             }
+            Kind::News => {
+                let updates = Items::<Update>::new(body)
+                    .all(MAX_ITEMS)
+                    .map_err(|_| Reject::Malformed)?;
+                let before = self.swim.fresh.len();
+                self.with_swim(rng, out, |swim, ctx| {
+                    for update in updates {
+                        swim.update(ctx, update);
+                    }
+                });
+                self.react(rng, out);
+                if self.swim.fresh.len() == before {
+                    // No reason to prune: gossip may have been faster than the tree.
+                    self.counters.news_again += 1;
+                } else {
+                    self.counters.news_new += 1;
+                    self.push_news(Some(from), out);
+                }
+            }
             Kind::WantHosts => self.want_hosts(from, body, out)?,
             Kind::Batch => self.pushed(from, body, out)?,
             Kind::Pulled => {
@@ -1760,10 +1842,7 @@ impl Node {
         let (view, old) = self.current(body)?;
         if old {
             self.counters.pushed_again += 1;
-            if self.eager.remove(&from) {
-                self.lazy.insert(from);
-            }
-            stream(out, from, Class::Control, Builder::new(Kind::Prune));
+            self.prune(from, out);
             return Ok(());
         }
         let leaves = view

@@ -47,7 +47,8 @@ pub struct SwimConfig {
     pub gossip: Duration,
     /// Hosts told in a round.
     pub fanout: usize,
-    /// How often news is sent on, times log10 of the number of hosts.
+    /// How often each host gossips a piece of news. The tree carries it as well, and comparisons bring what was
+    /// missed.
     pub retransmit: u32,
     /// Time between attempts to reach a dead host or an unused seed.
     pub heal: Duration,
@@ -71,7 +72,7 @@ impl Default for SwimConfig {
             worst_health: 8,
             gossip: Duration::from_millis(100),
             fanout: 3,
-            retransmit: 4,
+            retransmit: 2,
             heal: Duration::from_secs(5),
             keep_rows: Duration::from_secs(15 * 60),
             keep_dead: Duration::from_secs(7 * 24 * 3600),
@@ -232,14 +233,16 @@ pub(crate) struct Swim {
     number: u32,
     /// News by times sent, then by age.
     news: BTreeMap<(u32, u64), Update>,
-    news_of: BTreeMap<(HostId, Option<HostId>), (u32, u64)>,
+    news_of: BTreeMap<(Short, Option<Short>), (u32, u64)>,
     news_count: u64,
     gossiping: bool,
-    accused_by: BTreeMap<HostId, u32>,
+    accused_by: BTreeMap<Short, u32>,
     grace: Duration,
     heal_cursor: usize,
     free: Vec<u32>,
     pub(crate) seen: Vec<Seen>,
+    /// News that came up since the node last pushed it along the tree.
+    pub(crate) fresh: Vec<Update>,
     pub(crate) version: u64,
 }
 
@@ -276,6 +279,7 @@ impl Swim {
             heal_cursor: 0,
             free: Vec::new(),
             seen: Vec::new(),
+            fresh: Vec::new(),
             version: 1,
         }
     }
@@ -367,6 +371,16 @@ impl Swim {
         (host.short() == short).then(|| &self.members[at as usize].record)
     }
 
+    /// Claims that brought a dead host down.
+    pub(crate) fn verdict(&self, host: &HostId) -> Vec<Update> {
+        match self.member(host) {
+            Some(member) if member.state == State::Down => {
+                member.verdict.iter().cloned().map(Update::Claim).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// A random live host that `accept` takes.
     pub(crate) fn pick(&self, rng: &mut Rng, accept: impl Fn(&HostId) -> bool) -> Option<HostId> {
         if self.order.is_empty() {
@@ -406,18 +420,18 @@ impl Swim {
     fn datagram(&mut self, ctx: &mut Ctx<'_>, to: HostId, probe: Probe, first: &[Update]) {
         let budget = self.member(&to).map_or(SAFE_DATAGRAM, |member| member.datagram);
         let mut frame = Builder::new(Kind::Probe).item(&probe);
+        let bare = frame.len();
         for update in first {
             if frame.len() + update_len(update) <= budget {
                 frame.push(update);
             }
         }
-        let limit = self.retransmissions();
         let mut sent = Vec::new();
         for (&key, update) in &self.news {
             if frame.len() + 80 > budget || sent.len() == 16 {
                 break;
             }
-            if *update.target() == to && matches!(update, Update::Host(_)) {
+            if update.target() == to.short() && matches!(update, Update::Host(_)) {
                 continue;
             }
             if frame.len() + update_len(update) <= budget {
@@ -430,7 +444,8 @@ impl Swim {
                 continue;
             };
             let name = news_name(&update);
-            if key.0 + 1 >= limit {
+            // The tree carries it as well: this is for those whose branch is broken.
+            if key.0 + 1 >= self.config.retransmit {
                 self.news_of.remove(&name);
             } else {
                 let key = (key.0 + 1, key.1);
@@ -440,16 +455,12 @@ impl Swim {
         }
         debug_assert!(frame.len() <= budget);
         ctx.counters.datagrams_out += 1;
+        ctx.counters.news_bytes_out += (frame.len() - bare) as u64;
         ctx.counters.datagram_bytes_out += frame.len() as u64;
         ctx.out.push(Output::Datagram {
             to,
             bytes: frame.done(),
         });
-    }
-
-    fn retransmissions(&self) -> u32 {
-        let digits = f64::from(self.live as u32 + 1).log10().ceil() as u32;
-        self.config.retransmit * digits.max(1)
     }
 
     fn announce(&mut self, ctx: &mut Ctx<'_>, update: Update) {
@@ -459,16 +470,9 @@ impl Swim {
         }
         if let Update::Host(record) = &update {
             // A newer record settles all claims about the older one.
-            let stale: Vec<_> = self
-                .news_of
-                .range((record.host, Some(HostId([0; 32])))..=(record.host, Some(HostId([255; 32]))))
-                .map(|(name, key)| (*name, *key))
-                .collect();
-            for (name, key) in stale {
-                self.news_of.remove(&name);
-                self.news.remove(&key);
-            }
+            self.drop_claims(record.host.short());
         }
+        self.fresh.push(update.clone());
         self.news_count += 1;
         let key = (0, self.news_count);
         self.news_of.insert(name, key);
@@ -595,7 +599,7 @@ impl Swim {
             self.health = (self.health + 1).min(self.config.worst_health);
         }
         ctx.counters.failed_probes += 1;
-        let claim = Claim::by(&*self.crypto, &self.collective, member.record.host, ping.stamp);
+        let claim = Claim::by(&*self.crypto, &self.collective, &member.record.host, ping.stamp);
         self.suspect(ctx, ping.target, claim, true);
         let decided = self.members[ping.target as usize]
             .suspicion
@@ -688,6 +692,12 @@ impl Swim {
         } else {
             f64::from(confirmed as u32 + 1).ln() / f64::from(confirmations as u32 + 1).ln()
         };
+        // What it saw itself and one other saw as well needs no third: claims may have passed this host by.
+        let share = if suspicion.own && suspicion.claims.len() > 1 {
+            1.0
+        } else {
+            share
+        };
         let wait = max.saturating_sub((max - min).mul_f64(share.min(1.0)));
         suspicion.deadline = (suspicion.started + wait).max(ctx.now);
         ctx.timers
@@ -708,14 +718,34 @@ impl Swim {
                     Timer::Verify(target),
                 );
             }
+            ctx.timers.set(
+                ctx.now + min + jitter(ctx.rng, self.config.period),
+                Timer::Verify(target),
+            );
         }
     }
 
+    /// Looks for itself: early, so that confirmations or an answer come soon, or after the shortest suspicion, when
+    /// too few accusers are known here. Claims are not sent for ever, so this host may have missed some.
     fn verify(&mut self, ctx: &mut Ctx<'_>, target: u32) {
-        let member = &self.members[target as usize];
-        if member.suspicion.as_ref().is_some_and(|s| !s.own)
-            && !self.pings.values().any(|p| p.target == target)
-        {
+        let (min, needed) = (self.suspicion_min(), self.confirmations() + 1);
+        let Some(suspicion) = &mut self.members[target as usize].suspicion else {
+            return;
+        };
+        if suspicion.own || suspicion.claims.len() >= needed || suspicion.deciding {
+            return;
+        }
+        let second = ctx.now >= suspicion.started + min;
+        if second {
+            if ctx.now < self.grace {
+                ctx.timers.set(self.grace, Timer::Verify(target));
+                return;
+            }
+            // Another host could not reach it, nothing was heard for so long: this probe decides.
+            suspicion.deciding = true;
+            self.pings.retain(|_, ping| ping.target != target);
+            self.probe(ctx, target);
+        } else if !self.pings.values().any(|ping| ping.target == target) {
             self.probe(ctx, target);
         }
     }
@@ -760,6 +790,18 @@ impl Swim {
             member.state = State::Alive;
             member.since = ctx.now;
             self.version += 1;
+        }
+    }
+
+    fn drop_claims(&mut self, host: Short) {
+        let stale: Vec<_> = self
+            .news_of
+            .range((host, Some(Short(0)))..=(host, Some(Short(u64::MAX))))
+            .map(|(name, key)| (*name, *key))
+            .collect();
+        for (name, key) in stale {
+            self.news_of.remove(&name);
+            self.news.remove(&key);
         }
     }
 
@@ -927,11 +969,15 @@ impl Swim {
 
     fn accused(&mut self, ctx: &mut Ctx<'_>, claim: Claim) {
         let stamp = (claim.epoch, claim.incarnation);
-        if claim.target == self.me.host {
+        let me = self.me.host;
+        let Some(accuser) = self.short(claim.accuser).map(|record| record.host) else {
+            return;
+        };
+        if claim.target == me.short() {
             if stamp > self.me.stamp() {
                 ctx.counters.reject(Reject::FutureStamp);
-            } else if stamp == self.me.stamp() && claim.accuser != self.me.host {
-                if !claim.verify(&self.collective, &*self.crypto) {
+            } else if stamp == self.me.stamp() && accuser != me {
+                if !claim.verify(&self.collective, &*self.crypto, &me, &accuser) {
                     ctx.counters.reject(Reject::Signature);
                     return;
                 }
@@ -942,10 +988,14 @@ impl Swim {
             }
             return;
         }
-        if claim.accuser == claim.target || claim.accuser == self.me.host {
+        if claim.accuser == claim.target || accuser == me {
             return;
         }
-        let Some(&target) = self.index.get(&claim.target) else {
+        let Some(record) = self.short(claim.target) else {
+            return;
+        };
+        let host = record.host;
+        let Some(&target) = self.index.get(&host) else {
             return;
         };
         let member = &self.members[target as usize];
@@ -966,7 +1016,7 @@ impl Swim {
             return;
         }
         // Whoever is dead to this host, or unknown, has no say; nor has one who accuses everybody.
-        if !self.state(&claim.accuser).is_some_and(State::live) {
+        if !self.state(&accuser).is_some_and(State::live) {
             ctx.counters.reject(Reject::Accuser);
             return;
         }
@@ -979,7 +1029,7 @@ impl Swim {
             ctx.counters.reject(Reject::TooManyClaims);
             return;
         }
-        if !claim.verify(&self.collective, &*self.crypto) {
+        if !claim.verify(&self.collective, &*self.crypto, &host, &accuser) {
             ctx.counters.reject(Reject::Signature);
             return;
         }
@@ -1003,7 +1053,7 @@ impl Swim {
                 verdict.push(Claim::by(
                     &*self.crypto,
                     &self.collective,
-                    *from,
+                    from,
                     member.record.stamp(),
                 ));
             }
@@ -1026,6 +1076,12 @@ impl Swim {
                 let Some(&target) = self.index.get(&host) else {
                     return;
                 };
+                if self.members[target as usize].state == State::Down {
+                    // The asker has missed the claims.
+                    let verdict = self.verdict(&host);
+                    self.datagram(ctx, *from, Probe::Gossip, &verdict);
+                    return;
+                }
                 if self.relays.len() >= MAX_RELAYS || !self.members[target as usize].state.live() {
                     return;
                 }
@@ -1243,13 +1299,13 @@ fn update_len(update: &Update) -> usize {
         Update::Host(record) => {
             32 + 5 + 5 + 10 + 19 + if record.other.is_some() { 20 } else { 1 } + 1 + 64 + 1
         }
-        Update::Claim(_) => 32 + 5 + 5 + 32 + 64 + 1,
+        Update::Claim(_) => 8 + 5 + 5 + 8 + 64 + 1,
     }
 }
 
-fn news_name(update: &Update) -> (HostId, Option<HostId>) {
+fn news_name(update: &Update) -> (Short, Option<Short>) {
     match update {
-        Update::Host(record) => (record.host, None),
+        Update::Host(record) => (record.host.short(), None),
         Update::Claim(claim) => (claim.target, Some(claim.accuser)),
     }
 }

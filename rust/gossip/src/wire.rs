@@ -103,12 +103,14 @@ pub enum Kind {
     Offer = 21,
     /// Stream, first on every connection: a [`Hello`].
     Hello = 22,
+    /// Stream: [`Update`]s that are pushed along the tree.
+    News = 23,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
         use Kind::*;
-        const ALL: [Kind; 22] = [
+        const ALL: [Kind; 23] = [
             Probe,
             StreamPing,
             StreamAck,
@@ -131,6 +133,7 @@ impl Kind {
             Request,
             Offer,
             Hello,
+            News,
         ];
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
@@ -318,10 +321,10 @@ pub(crate) enum Update {
 }
 
 impl Update {
-    pub(crate) fn target(&self) -> &HostId {
+    pub(crate) fn target(&self) -> Short {
         match self {
-            Self::Host(record) => &record.host,
-            Self::Claim(claim) => &claim.target,
+            Self::Host(record) => record.host.short(),
+            Self::Claim(claim) => claim.target,
         }
     }
 }

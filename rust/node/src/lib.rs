@@ -353,3 +353,20 @@ pub fn ticket_message(collective: &[u8; 32], host: &HostId, not_after: u64) -> V
     bytes.extend_from_slice(&not_after.to_le_bytes());
     bytes
 }
+
+/// Measures how long something took.
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Starts now.
+    #[must_use]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Seconds since the start.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        self.0.elapsed().as_secs_f64()
+    }
+}

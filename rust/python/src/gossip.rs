@@ -800,3 +800,153 @@ impl PyNode {
         Ok(())
     }
 }
+
+/// Spreads one rumor over agents with small views:
+/// (rounds, rounds to 99.9 %, payload messages, digest messages, merges, seconds).
+#[pyfunction]
+pub(crate) fn simulate_rumor(
+    py: Python<'_>,
+    agents: u32,
+    loss: f64,
+    pushes: u8,
+    seed: u64,
+) -> (u32, u32, u64, u64, u64, f64) {
+    py.detach(|| {
+        let start = pandacore_node::Stopwatch::start();
+        let mut cohort = pandacore_gossip::cohort::Cohort::new(agents, seed);
+        let rumor = pandacore_gossip::cohort::Rumor {
+            agents,
+            loss,
+            pushes,
+            seed,
+        };
+        let spread = cohort.spread(&rumor);
+        let seconds = start.seconds();
+        (
+            spread.rounds,
+            spread.rounds_to_most,
+            spread.payloads,
+            spread.digests,
+            spread.merges,
+            seconds,
+        )
+    })
+}
+
+/// One round in which every agent sends entries to `fanout` partners: (merges, seconds).
+#[pyfunction]
+pub(crate) fn simulate_round(py: Python<'_>, agents: u32, fanout: u32, seed: u64) -> (u64, f64) {
+    py.detach(|| {
+        let mut cohort = pandacore_gossip::cohort::Cohort::new(agents, seed);
+        let start = pandacore_node::Stopwatch::start();
+        let merges = cohort.round(fanout);
+        (merges, start.seconds())
+    })
+}
+
+/// Averages over agents by pairwise exchanges: (rounds, relative error of the sum).
+#[pyfunction]
+pub(crate) fn simulate_average(
+    py: Python<'_>,
+    agents: u32,
+    loss: f64,
+    tolerance: f64,
+    seed: u64,
+) -> (u32, f64) {
+    let averaging = py.detach(|| pandacore_gossip::cohort::average(agents, loss, tolerance, seed));
+    (averaging.rounds, averaging.mass_error)
+}
+
+fn figure<T>(result: Result<T, pandacore_gossip::sim::Violation>) -> PyResult<T> {
+    result.map_err(|violation| StateError::new_err(format!("the simulation broke a rule {violation}")))
+}
+
+/// Random faults from `seeds` seeds on, each followed by a calm phase: a hash over all traces.
+#[pyfunction]
+pub(crate) fn simulate_faults(py: Python<'_>, first: u64, seeds: u64) -> PyResult<u64> {
+    py.detach(|| {
+        let mut hash = 0u64;
+        for seed in first..first + seeds {
+            let plan = pandacore_gossip::sim::Plan::random(seed);
+            let report =
+                pandacore_gossip::sim::run_or_shrink(&plan, || Box::new(pandacore_gossip::sim::Untouched))
+                    .map_err(|failure| StateError::new_err(failure.to_string()))?;
+            hash = hash.rotate_left(7) ^ report.trace;
+        }
+        Ok(hash)
+    })
+}
+
+/// Crashes hosts in virtual time: (seconds to the first, seconds to all, seconds of a goodbye to all).
+#[pyfunction]
+pub(crate) fn simulate_detection(
+    py: Python<'_>,
+    hosts: usize,
+    crashes: usize,
+    loss: f64,
+    seed: u64,
+) -> PyResult<(Vec<f64>, Vec<f64>, f64)> {
+    let found = figure(py.detach(|| pandacore_gossip::sim::detection(hosts, crashes, loss, seed)))?;
+    Ok((found.first, found.all, found.goodbye))
+}
+
+/// Watches hosts under packet loss in virtual time: (host hours, deaths, refutations, identity changes).
+#[pyfunction]
+pub(crate) fn simulate_false_deaths(
+    py: Python<'_>,
+    hosts: usize,
+    hours: f64,
+    loss: f64,
+    seed: u64,
+) -> PyResult<(f64, u64, u64, u64)> {
+    let f = figure(py.detach(|| pandacore_gossip::sim::false_deaths(hosts, hours, loss, seed)))?;
+    Ok((f.host_hours, f.deaths, f.refutations, f.identity_changes))
+}
+
+/// Watches idle hosts in virtual time: (payload bytes, packets) a second and host.
+#[pyfunction]
+pub(crate) fn simulate_idle(
+    py: Python<'_>,
+    hosts: usize,
+    agents: u32,
+    seconds: f64,
+    seed: u64,
+) -> PyResult<(f64, f64)> {
+    let time = Duration::from_secs_f64(seconds.clamp(1.0, 1e6));
+    let f = figure(py.detach(|| pandacore_gossip::sim::idle(hosts, agents, time, seed)))?;
+    Ok((f.bytes_per_second, f.packets_per_second))
+}
+
+/// Pauses a share of the hosts in virtual time: (deaths of others, traffic as a multiple of idle, bytes a second).
+#[pyfunction]
+pub(crate) fn simulate_pauses(
+    py: Python<'_>,
+    hosts: usize,
+    share: f64,
+    rounds: u32,
+    seed: u64,
+) -> PyResult<(u64, f64, f64)> {
+    let f = figure(py.detach(|| pandacore_gossip::sim::pauses(hosts, share, rounds, seed)))?;
+    Ok((f.wrong, f.times_idle, f.bytes_per_second))
+}
+
+/// Cuts a network in two in virtual time: seconds from the end of it until all know the same.
+#[pyfunction]
+pub(crate) fn simulate_healing(py: Python<'_>, hosts: usize, seconds: f64, seed: u64) -> PyResult<f64> {
+    let time = Duration::from_secs_f64(seconds.clamp(1.0, 1e6));
+    Ok(figure(py.detach(|| pandacore_gossip::sim::healing(hosts, time, seed)))?.seconds)
+}
+
+/// Spreads changes in virtual time: (redundant pushes for each needed one, share pushed, slowest in seconds).
+#[pyfunction]
+pub(crate) fn simulate_tree(
+    py: Python<'_>,
+    hosts: usize,
+    senders: usize,
+    changes: u32,
+    loss: f64,
+    seed: u64,
+) -> PyResult<(f64, f64, f64)> {
+    let f = figure(py.detach(|| pandacore_gossip::sim::tree(hosts, senders, changes, loss, seed)))?;
+    Ok((f.redundancy, f.pushed, f.slowest))
+}

@@ -17,7 +17,11 @@ mod _core {
     use crate::broker::{PyParams, PySemanticIndex, PySubset};
 
     #[pymodule_export]
-    use crate::gossip::{PyNode, encode_announcement, py_hosting_message, py_ticket_message, trust_record_key};
+    use crate::gossip::{
+        PyNode, encode_announcement, py_hosting_message, py_ticket_message, simulate_average, simulate_detection,
+        simulate_false_deaths, simulate_faults, simulate_healing, simulate_idle, simulate_pauses, simulate_round,
+        simulate_rumor, simulate_tree, trust_record_key,
+    };
 
     #[pymodule_export]
     use crate::matching::{
