@@ -569,7 +569,7 @@ impl TeamState {
         }
         if !self.matching {
             let wanted: Vec<(usize, u32)> = (0..self.pools.len())
-                .filter(|&r| !self.soliciting[r] && !(self.hopeless(plan, r) && self.is_asking(r)))
+                .filter(|&r| !(self.soliciting[r] || self.hopeless(plan, r) && self.is_asking(r)))
                 .map(|r| (r, self.short(plan, r)))
                 .filter(|w| w.1 > 0)
                 .collect();

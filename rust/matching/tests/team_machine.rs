@@ -435,10 +435,10 @@ impl Model for Machine {
         }
         if matches!(owner.phase, Phase::Running | Phase::Forming) {
             for (subtask, assigned) in owner.assigned.iter().enumerate() {
-                if let (Some(agent), None) = (*assigned, owner.done[subtask]) {
-                    if !owner.pools[self.plan.subtasks[subtask].requirement].contains(&agent) {
-                        return Some("S1: work assigned outside the team");
-                    }
+                if let (Some(agent), None) = (*assigned, owner.done[subtask])
+                    && !owner.pools[self.plan.subtasks[subtask].requirement].contains(&agent)
+                {
+                    return Some("S1: work assigned outside the team");
                 }
             }
         }
