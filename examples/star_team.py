@@ -1,4 +1,4 @@
-"""A team of three agents on a plan of your own: two readers in parallel, then an editor. Streams what happens."""
+"""A team of three agents on a plan of your own: two readers in parallel, then an editor; streamed."""
 
 import asyncio
 

@@ -140,7 +140,7 @@ class DimensionMismatch(ShapeError):
 
 
 class InvalidVector(PandacoreError, ValueError):
-    """Vectors with NaN, infinity or only zeros. ``rows`` are the first of their row numbers, ``count`` all."""
+    """Vectors with NaN, infinity or only zeros. ``rows``: the first of their row numbers; ``count``: all."""
 
     def __init__(
         self,

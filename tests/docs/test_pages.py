@@ -1,4 +1,4 @@
-"""What the README and the pages claim is executed: Python blocks run, commands exist, links lead somewhere."""
+"""What README and pages claim is executed: Python blocks run, commands exist, links lead somewhere."""
 
 from __future__ import annotations
 

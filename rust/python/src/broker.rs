@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use pandacore_matching::broker::{
-    BrokerError, Config, Costs, Executor, Found, Metric, Mode, Params, Rerank, SearchScratch, SemanticIndex, Subset,
+    BrokerError, Config, Costs, Executor, Found, Metric, Mode, Params, Rerank, SearchScratch, SemanticIndex,
+    Subset,
 };
 use pyo3::import_exception;
 use pyo3::prelude::*;
@@ -30,28 +31,54 @@ impl From<BrokerError> for BindingError {
         // A file's name is the place of the error, so it need not be in the message too.
         let at = |path: &std::path::Path, why: &String| (why.clone(), path.display().to_string());
         let (raised, place, hint) = match &error {
-            BrokerError::Dimension { .. } => {
-                (DimensionMismatch::new_err(text), None, "embed with the model of the index")
-            }
+            BrokerError::Dimension { .. } => (
+                DimensionMismatch::new_err(text),
+                None,
+                "embed with the model of the index",
+            ),
             BrokerError::Length { .. } => (ShapeError::new_err(text), None, "pass one id for each row"),
-            BrokerError::BadRows { .. } => {
-                (InvalidVector::new_err(text), None, "leave these rows out; nothing of the batch was used")
-            }
-            BrokerError::DuplicateId(_) => {
-                (DuplicateId::new_err(text), None, "use update(), or add(..., replace=True)")
-            }
+            BrokerError::BadRows { .. } => (
+                InvalidVector::new_err(text),
+                None,
+                "leave these rows out; nothing of the batch was used",
+            ),
+            BrokerError::DuplicateId(_) => (
+                DuplicateId::new_err(text),
+                None,
+                "use update(), or add(..., replace=True)",
+            ),
             BrokerError::UnknownId(_) => (UnknownId::new_err(text), None, "see index.ids()"),
-            BrokerError::OutOfRange(_) => (ConfigError::new_err(text), None, "see the documentation of the argument"),
-            BrokerError::Full { .. } => (StateError::new_err(text), None, "split the vectors over several indexes"),
+            BrokerError::OutOfRange(_) => (
+                ConfigError::new_err(text),
+                None,
+                "see the documentation of the argument",
+            ),
+            BrokerError::Full { .. } => (
+                StateError::new_err(text),
+                None,
+                "split the vectors over several indexes",
+            ),
             BrokerError::HalfFailed => (StateError::new_err(text), None, "load the last saved file"),
             BrokerError::Corrupt { path, why } => {
                 let (why, path) = at(path, why);
-                (CorruptFile::new_err(why), Some(path), "restore the file from a backup, or build the index again")
+                (
+                    CorruptFile::new_err(why),
+                    Some(path),
+                    "restore the file from a backup, or build the index again",
+                )
             }
-            BrokerError::Model { .. } => (ModelMismatch::new_err(text), None, "embed with the model of the index"),
+            BrokerError::Model { .. } => (
+                ModelMismatch::new_err(text),
+                None,
+                "embed with the model of the index",
+            ),
             BrokerError::File { path, why } => {
                 let (why, path) = at(path, why);
-                (ConfigError::new_err(why), Some(path), "check the path and its permissions")
+                (
+                    ConfigError::new_err(why),
+                    Some(path),
+                    "check the path and its permissions",
+                )
             }
         };
         Python::attach(|py| {
@@ -65,7 +92,11 @@ impl From<BrokerError> for BindingError {
                         value.setattr("got", got)?;
                         value.setattr("model", model)
                     }
-                    BrokerError::BadRows { not_finite, zero, count } => {
+                    BrokerError::BadRows {
+                        not_finite,
+                        zero,
+                        count,
+                    } => {
                         let mut rows = [&not_finite[..], &zero[..]].concat();
                         rows.sort_unstable();
                         value.setattr("rows", PyTuple::new(py, rows)?)?;
@@ -114,7 +145,9 @@ fn metric(name: &str) -> PyResult<Metric> {
     match name {
         "cosine" => Ok(Metric::Cosine),
         "ip" => Ok(Metric::InnerProduct),
-        _ => Err(ConfigError::new_err(format!("metric is {name:?}; it can be 'cosine' or 'ip'"))),
+        _ => Err(ConfigError::new_err(format!(
+            "metric is {name:?}; it can be 'cosine' or 'ip'"
+        ))),
     }
 }
 
@@ -131,7 +164,9 @@ fn rerank(name: &str) -> PyResult<Rerank> {
         "bf16" => Ok(Rerank::Bf16),
         "int16" => Ok(Rerank::Int16),
         "none" => Ok(Rerank::None),
-        _ => Err(ConfigError::new_err(format!("rerank is {name:?}; it can be 'f32', 'bf16', 'int16' or 'none'"))),
+        _ => Err(ConfigError::new_err(format!(
+            "rerank is {name:?}; it can be 'f32', 'bf16', 'int16' or 'none'"
+        ))),
     }
 }
 
@@ -167,7 +202,9 @@ fn executor_name(executor: Executor) -> &'static str {
 
 /// The elements in place; the Python side has made the array contiguous.
 fn flat<'a, T: numpy::Element>(array: &'a PyReadonlyArray1<'_, T>) -> PyResult<&'a [T]> {
-    array.as_slice().map_err(|_| ShapeError::new_err("the array is not contiguous"))
+    array
+        .as_slice()
+        .map_err(|_| ShapeError::new_err("the array is not contiguous"))
 }
 
 /// A set of ids, prepared for filters.
@@ -225,7 +262,9 @@ impl PyParams {
             require,
             forbid,
             subset: subset.map(|subset| Arc::clone(&subset.get().0)),
-            exclude: exclude.as_ref().map_or(Ok(Vec::new()), |ids| flat(ids).map(<[u64]>::to_vec))?,
+            exclude: exclude
+                .as_ref()
+                .map_or(Ok(Vec::new()), |ids| flat(ids).map(<[u64]>::to_vec))?,
             executor: executor.map(self::executor).transpose()?,
             rerank,
         })
@@ -250,8 +289,20 @@ impl PyParams {
 }
 
 /// Ids, scores, version, executor, codes looked at.
-type One<'py> = (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<f32>>, u64, &'static str, usize);
-type Many<'py> = (Bound<'py, PyArray2<i64>>, Bound<'py, PyArray2<f32>>, u64, &'static str, usize);
+type One<'py> = (
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<f32>>,
+    u64,
+    &'static str,
+    usize,
+);
+type Many<'py> = (
+    Bound<'py, PyArray2<i64>>,
+    Bound<'py, PyArray2<f32>>,
+    u64,
+    &'static str,
+    usize,
+);
 
 #[pyclass(frozen, name = "SemanticIndexCore", module = "pandacore._core")]
 pub(crate) struct PySemanticIndex(SemanticIndex);
@@ -282,11 +333,18 @@ impl PySemanticIndex {
             seed,
             consolidate_at,
         };
-        Ok(Self(SemanticIndex::new(config, costs()).map_err(BindingError::from)?))
+        Ok(Self(
+            SemanticIndex::new(config, costs()).map_err(BindingError::from)?,
+        ))
     }
 
     #[staticmethod]
-    fn load(py: Python<'_>, path: std::path::PathBuf, dim: Option<usize>, model: Option<String>) -> PyResult<Self> {
+    fn load(
+        py: Python<'_>,
+        path: std::path::PathBuf,
+        dim: Option<usize>,
+        model: Option<String>,
+    ) -> PyResult<Self> {
         let loaded = off_gil(py, || SemanticIndex::load(&path, dim, model.as_deref(), costs()))?;
         Ok(Self(loaded))
     }
@@ -388,8 +446,12 @@ impl PySemanticIndex {
             _ => return Err(ConfigError::new_err(format!("mode is {mode:?}"))),
         };
         let (ids, dim) = (flat(&ids)?, vectors.as_array().ncols());
-        let vectors = vectors.as_slice().map_err(|_| ShapeError::new_err("the array is not contiguous"))?;
-        Ok(off_gil(py, || self.0.put(ids, vectors, dim, flags, mode, threads))?)
+        let vectors = vectors
+            .as_slice()
+            .map_err(|_| ShapeError::new_err("the array is not contiguous"))?;
+        Ok(off_gil(py, || {
+            self.0.put(ids, vectors, dim, flags, mode, threads)
+        })?)
     }
 
     fn remove(&self, py: Python<'_>, ids: PyReadonlyArray1<'_, u64>) -> PyResult<u64> {
@@ -406,7 +468,11 @@ impl PySemanticIndex {
     ) -> PyResult<()> {
         let (ids, values) = (flat(&ids)?, flat(&values)?);
         if ids.len() != values.len() {
-            return Err(ShapeError::new_err(format!("{} ids but {} values", ids.len(), values.len())));
+            return Err(ShapeError::new_err(format!(
+                "{} ids but {} values",
+                ids.len(),
+                values.len()
+            )));
         }
         Ok(off_gil(py, || self.0.set_flag(flag, ids, |at| values[at]))?)
     }
@@ -422,10 +488,23 @@ impl PySemanticIndex {
         params: &Bound<'py, PyParams>,
     ) -> PyResult<One<'py>> {
         let (query, params) = (flat(&query)?, params.get().params());
-        let Found { ids, scores, version, executor, scored } =
-            off_gil(py, || with_scratch(|scratch| self.0.search(query, &params, scratch)))?;
+        let Found {
+            ids,
+            scores,
+            version,
+            executor,
+            scored,
+        } = off_gil(py, || {
+            with_scratch(|scratch| self.0.search(query, &params, scratch))
+        })?;
         let ids: Vec<i64> = ids.into_iter().map(|id| id as i64).collect();
-        Ok((ids.into_pyarray(py), scores.into_pyarray(py), version, executor_name(executor), scored))
+        Ok((
+            ids.into_pyarray(py),
+            scores.into_pyarray(py),
+            version,
+            executor_name(executor),
+            scored,
+        ))
     }
 
     #[pyo3(signature = (queries, params, *, threads))]
@@ -437,7 +516,9 @@ impl PySemanticIndex {
         threads: usize,
     ) -> PyResult<Many<'py>> {
         let (params, (rows, dim)) = (params.get().params(), queries.as_array().dim());
-        let queries = queries.as_slice().map_err(|_| ShapeError::new_err("the array is not contiguous"))?;
+        let queries = queries
+            .as_slice()
+            .map_err(|_| ShapeError::new_err("the array is not contiguous"))?;
         let (ids, scores, k, head) = off_gil(py, || {
             with_scratch(|scratch| {
                 let found = self.0.search_batch(queries, dim, &params, threads, scratch)?;
@@ -451,7 +532,9 @@ impl PySemanticIndex {
                     }
                 }
                 let scored = found.iter().map(|one| one.scored).sum::<usize>();
-                let head = found.first().map(|one| (one.version, executor_name(one.executor), scored));
+                let head = found
+                    .first()
+                    .map(|one| (one.version, executor_name(one.executor), scored));
                 Ok::<_, BrokerError>((ids, scores, k, head))
             })
         })?;

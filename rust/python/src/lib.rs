@@ -18,9 +18,9 @@ mod _core {
 
     #[pymodule_export]
     use crate::gossip::{
-        PyNode, encode_announcement, py_hosting_message, py_ticket_message, simulate_average, simulate_detection,
-        simulate_false_deaths, simulate_faults, simulate_healing, simulate_idle, simulate_pauses, simulate_round,
-        simulate_rumor, simulate_tree, trust_record_key,
+        PyNode, encode_announcement, py_hosting_message, py_ticket_message, simulate_average,
+        simulate_detection, simulate_false_deaths, simulate_faults, simulate_healing, simulate_idle,
+        simulate_pauses, simulate_round, simulate_rumor, simulate_tree, trust_record_key,
     };
 
     #[pymodule_export]
@@ -34,7 +34,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::trust::{
-        PyKeyPair, PySearch, PyTrust, collective_id, decode_record, did_of, parse_did, verify_record, verify_signature,
+        PyKeyPair, PySearch, PyTrust, collective_id, decode_record, did_of, parse_did, verify_record,
+        verify_signature,
     };
 
     /// True when this build has optimisation on; benches refuse to run without it.
