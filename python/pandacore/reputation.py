@@ -9,7 +9,7 @@ misbehaviour. Whom an agent accepts at all is decided by `pandacore.trust`; repu
 ...     store.observe(0, 1, bad=bad, epoch=0)
 >>> store.observe(0, 2, bad=False, epoch=0)
 >>> store.rank(0, [1, 2, 3], epoch=0).tolist()
-[2, 1, 3]
+[2, 3, 1]
 """
 
 from __future__ import annotations
@@ -63,10 +63,19 @@ class ReputationPolicy:
         What an epoch without observation leaves of the evidence (μ), above 0 to 1. Below 1, who was excluded
         gets another chance once the evidence has faded.
     long_decay : float
-        λ of a second, longer memory, 0 to below 1; 0 for none. Peers rank by the worse of their two
-        estimates: who alternates looks good to the short memory half of the time, and never to the long one.
+        λ of a second, longer memory that peers are ranked by, 0 to below 1; 0 for none. Phases of good and
+        bad behaviour average out in it, so alternating between them gains nothing.
+    long_tolerated, long_certainty : float
+        A peer is not routed to, either, if its rate in the long memory is above ``long_tolerated`` with at
+        least this probability. Fades with ``idle`` like everything that excludes.
+    aspiration : float
+        Rate at which an unknown peer ranks. Who has done worse ranks after it, so better peers are found in
+        its place; a newcomer never ranks before who has proved better.
     deviation : float
         Reports whose mean differs from the receiver's rating by as much disagree (δ).
+    slack : float
+        Standard deviations of the receiver's own rating by which ``deviation`` is widened: who has seen
+        little cannot tell a liar from somebody who has seen more.
     weight : float
         Weight of a report (ω), above 0 and below 1.
     witness_limit : float
@@ -92,8 +101,12 @@ class ReputationPolicy:
     decay: float = 0.9
     idle: float = 0.85
     long_decay: float = 0.98
+    long_tolerated: float = 0.25
+    long_certainty: float = 0.98
+    aspiration: float = 0.2
     deviation: float = 0.25
-    weight: float = 0.1
+    slack: float = 0.7
+    weight: float = 0.5
     witness_limit: float = 0.5
     mean_limit: float | None = None
     tolerated: float = 0.5
@@ -109,7 +122,11 @@ class ReputationPolicy:
             ("decay", 1e-9, 1.0),
             ("idle", 1e-9, 1.0),
             ("long_decay", 0.0, 1.0 - 1e-9),
+            ("long_tolerated", 0.0, 1.0),
+            ("long_certainty", 0.0, 1.0),
+            ("aspiration", 0.0, 1.0),
             ("deviation", 0.0, 1.0),
+            ("slack", 0.0, 10.0),
             ("weight", 1e-9, 1.0 - 1e-9),
             ("witness_limit", 0.0, 1.0),
             ("tolerated", 0.0, 1.0),
@@ -143,7 +160,15 @@ class ReputationPolicy:
         It publishes neither δ, ω nor τ_T: .25, .1 and .5 are ours. A witness counts as trusted while its
         estimate is *below* τ_T, as in Buchegger and Le Boudec; the paper's text has the sign reversed.
         """
-        base = cls(idle=1.0, long_decay=0.0, mean_limit=0.7, second_hand="merged", report_age=_FOREVER)
+        base = cls(
+            idle=1.0,
+            long_decay=0.0,
+            slack=0.0,
+            weight=0.1,
+            mean_limit=0.7,
+            second_hand="merged",
+            report_age=_FOREVER,
+        )
         return _changed(base, changes)
 
 
@@ -274,7 +299,10 @@ class Reputation:
             p.decay,
             p.idle,
             p.long_decay,
+            (p.long_tolerated, p.long_certainty),
+            p.aspiration,
             p.deviation,
+            p.slack,
             p.weight,
             p.witness_limit,
             p.mean_limit,

@@ -1423,7 +1423,9 @@ def choose_certifiers(
     int64, shape (count,)
         Nodes; empty if no layer has enough, not even together with the lower ones.
     """
-    open_nodes = np.flatnonzero((np.asarray(spare) > 0) & (layers != UNREACHED))
+    # Nodes that came after the last change of a set are missing at the end of its layers.
+    known = min(len(layers), len(spare))
+    open_nodes = np.flatnonzero((np.asarray(spare)[:known] > 0) & (layers[:known] != UNREACHED))
     depths = layers[open_nodes]
     for layer in np.unique(depths):
         pool = open_nodes[depths == layer]

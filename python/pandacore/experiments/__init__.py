@@ -16,4 +16,6 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
         "time to put a team together, by collective and team size",
     ),
     "balance": ("pandacore.experiments.balance", "waiting under load balancers, with fresh and stale loads"),
+    "governance": ("pandacore.experiments.governance", "recall, precision and Sybils of trust policies"),
+    "reputation": ("pandacore.experiments.reputation", "six attacks on a reputation system"),
 }

@@ -73,6 +73,13 @@ impl Rating {
         }
     }
 
+    /// Standard deviation of the misbehaviour rate.
+    #[must_use]
+    pub fn doubt(self) -> f64 {
+        let mass = self.mass();
+        (self.x * self.y / (mass * mass * (mass + 1.0))).sqrt()
+    }
+
     /// Probability that the misbehaviour rate is above `rate`.
     #[must_use]
     pub fn probability_above(self, rate: f64) -> f64 {
@@ -118,8 +125,15 @@ pub struct ReputationPolicy {
     pub idle: f64,
     /// λ of the long memory in (0, 1) that ranks peers besides the short one; 0 for none.
     pub long_decay: f64,
+    /// What the long memory tolerates: a peer whose rate there is above `rate` with at least `probability` is
+    /// not routed to either. Ignored without a long memory.
+    pub long_exclusion: (f64, f64),
+    /// Rate at which a peer that nothing is known of ranks: better known ones come first, worse ones after it.
+    pub aspiration: f64,
     /// δ: reports that deviate this much disagree.
     pub deviation: f64,
+    /// Standard deviations of the receiver's own rating by which δ is widened: who knows little cannot tell.
+    pub slack: f64,
     /// ω in (0, 1): weight of a report.
     pub weight: f64,
     /// A witness is credible while its estimate stays below this (τ_T).
@@ -581,11 +595,26 @@ impl Reputation {
             }
             Exclusion::Confident { rate, probability } => {
                 let certainty = combined.probability_above(policy.reported(rate));
-                (observations > 0 && certainty >= probability, certainty)
+                let (limit, sure) = policy.long_exclusion;
+                // No exclusion rests on more evidence than the short memory could hold, so all fade equally fast.
+                let evidence = pair.map_or(Rating::NOTHING, |pair| long_evidence(pair, policy));
+                let most = if policy.decay < 1.0 {
+                    1.0 / (1.0 - policy.decay)
+                } else {
+                    f64::MAX
+                };
+                let weight = kept * (most / evidence.mass().max(f64::MIN_POSITIVE)).min(1.0);
+                let faded = Rating::PRIOR.merged(evidence, weight);
+                let habitual =
+                    policy.long_decay > 0.0 && faded.probability_above(policy.reported(limit)) >= sure;
+                (
+                    observations > 0 && (certainty >= probability || habitual),
+                    certainty,
+                )
             }
         };
-        let score = if policy.long_decay > 0.0 && observations > 0 {
-            estimate.max(long_estimate)
+        let score = if policy.long_decay > 0.0 {
+            self.score(pair, combined, first)
         } else {
             estimate
         };
@@ -600,6 +629,19 @@ impl Reputation {
             certainty,
             excluded,
         }
+    }
+
+    /// What a peer is ranked by: the long memory, and what was heard, on top of the aspired rate.
+    ///
+    /// In the long memory phases of good and bad behaviour average out, so alternating gains nothing; and who has
+    /// done worse than is aspired to ranks after somebody unknown, so that better peers are found in its place.
+    fn score(&self, pair: Option<Pair>, combined: Rating, first: Rating) -> f64 {
+        let policy = &self.policy;
+        let aspired = Rating::PRIOR.mass() * policy.reported(policy.aspiration);
+        let own = pair.map_or(Rating::NOTHING, |pair| long_evidence(pair, policy));
+        let x = aspired + own.x + (combined.x - first.x);
+        let y = Rating::PRIOR.mass() - aspired + own.y + (combined.y - first.y);
+        policy.corrected(x / (x + y))
     }
 
     /// The candidates that are not excluded, best first; ties go to the lower number. Empty means: escalate.
@@ -682,7 +724,8 @@ impl Reputation {
         }
         let standing = self.standing(receiver, subject, epoch);
         let deviation = (rating.mean() - standing.combined.mean()).abs();
-        let disagrees = deviation >= self.policy.deviation;
+        let tolerance = self.policy.deviation + self.policy.slack * standing.combined.doubt();
+        let disagrees = deviation >= tolerance;
         let known = self
             .witnesses
             .get(&key(receiver, witness))
@@ -891,13 +934,17 @@ fn probe(table: &[u32], pairs: &[Pair], observer: u32, peer: u32) -> Result<usiz
     }
 }
 
-/// The long memory as a rating: its mass follows from the number of observations.
-fn long_rating(pair: Pair, policy: &ReputationPolicy) -> Rating {
-    let left = policy.long_decay.powf(f64::from(pair.seen));
-    let mass = (1.0 - left) / (1.0 - policy.long_decay);
+/// The evidence of the long memory: its mass follows from the number of observations.
+fn long_evidence(pair: Pair, policy: &ReputationPolicy) -> Rating {
+    let mass = (1.0 - policy.long_decay.powf(f64::from(pair.seen))) / (1.0 - policy.long_decay);
     let bad = f64::from(pair.long_bad).min(mass);
     Rating {
-        x: left + bad,
-        y: left + mass - bad,
+        x: bad,
+        y: mass - bad,
     }
+}
+
+/// The long memory as a rating with a prior.
+fn long_rating(pair: Pair, policy: &ReputationPolicy) -> Rating {
+    Rating::PRIOR.merged(long_evidence(pair, policy), 1.0)
 }

@@ -14,7 +14,10 @@ fn raps() -> ReputationPolicy {
         decay: 0.9,
         idle: 1.0,
         long_decay: 0.0,
+        long_exclusion: (1.0, 1.0),
+        aspiration: 0.2,
         deviation: 0.25,
+        slack: 0.0,
         weight: 0.1,
         witness_limit: 0.5,
         exclusion: Exclusion::Mean(0.7),
@@ -29,6 +32,7 @@ fn robust() -> ReputationPolicy {
     ReputationPolicy {
         idle: 0.9,
         long_decay: 0.98,
+        long_exclusion: (0.25, 0.98),
         exclusion: Exclusion::Confident {
             rate: 0.5,
             probability: 0.85,
