@@ -14,7 +14,7 @@ array([10, 12])
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
@@ -91,6 +91,9 @@ class FoundBatch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __iter__(self) -> Iterator[Found]:
+        return (self[row] for row in range(len(self)))
 
     def __getitem__(self, row: int) -> Found:
         """Return the answer to one query, without the empty places."""
