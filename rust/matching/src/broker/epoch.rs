@@ -4,10 +4,7 @@
 //! [`Grace`] period; once that is over, every reader that could have reached the thing has left. Nobody waits:
 //! readers count themselves in with two uncontended additions, and the writer looks at the counters whenever it
 //! passes by.
-use super::sync::{AtomicUsize, Ordering, fence};
-
-/// Counters are striped so that readers on different cores do not share a line.
-pub(super) const STRIPES: usize = 16;
+use super::sync::{AtomicUsize, Ordering, STRIPES, fence};
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
