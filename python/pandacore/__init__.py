@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pandacore.agent import Agent, AgentContext, agent
 
 if TYPE_CHECKING:
+    from pandacore.broker import SemanticIndex
     from pandacore.collective import Collective, SyncCollective
     from pandacore.errors import PandacoreError
     from pandacore.journal import Journal
@@ -59,6 +60,7 @@ __all__ = [
     "Result",
     "RunFinished",
     "RunStarted",
+    "SemanticIndex",
     "Status",
     "Subtask",
     "SubtaskCompleted",
@@ -76,6 +78,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "pandacore.broker": ("SemanticIndex",),
     "pandacore.collective": ("Collective", "SyncCollective"),
     "pandacore.errors": ("PandacoreError",),
     "pandacore.models.client": ("ModelClient",),
