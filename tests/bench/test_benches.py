@@ -29,6 +29,7 @@ METRICS = {
         "load_updates_per_second",
         "flips_per_second",
         "announces_per_second",
+        "snapshot_restore_seconds",
         "assembly_p50_under_updates",
     },
 }
