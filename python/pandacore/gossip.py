@@ -17,6 +17,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import _core
+from pandacore._core import (
+    comparison_sizes,
+    simulate_average,
+    simulate_detection,
+    simulate_false_deaths,
+    simulate_faults,
+    simulate_healing,
+    simulate_idle,
+    simulate_pauses,
+    simulate_round,
+    simulate_rumor,
+    simulate_tree,
+    time_replica,
+)
 from pandacore.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -45,8 +59,20 @@ __all__ = [
     "Request",
     "Subscription",
     "Ticket",
+    "comparison_sizes",
     "hosting_proof",
     "issue_ticket",
+    "simulate_average",
+    "simulate_detection",
+    "simulate_false_deaths",
+    "simulate_faults",
+    "simulate_healing",
+    "simulate_idle",
+    "simulate_pauses",
+    "simulate_round",
+    "simulate_rumor",
+    "simulate_tree",
+    "time_replica",
 ]
 
 _ANNOUNCEMENT: Final = 1
@@ -608,6 +634,11 @@ class Node:
         self.announce(*announcements)
         self._core.offer(request.host, request.number, [a.agent for a in announcements])
 
+    @property
+    def rows(self) -> int:
+        """Rows of all logs, withdrawals included."""
+        return self._core.rows
+
     # -- for operators -------------------------------------------------------------------------------
 
     def root(self) -> bytes:
@@ -617,6 +648,10 @@ class Node:
     def counters(self) -> dict[str, int]:
         """What the node has counted: traffic, probes, refusals by reason, bytes of the store."""
         return self._core.counters()
+
+    def publish_synthetic(self, count: int, seed: int, capabilities: int) -> None:
+        """Announce ``count`` made-up agents with records of about 300 bytes, for benches."""
+        self._core.publish_synthetic(count, seed, capabilities)
 
     def __repr__(self) -> str:
         return f"<Node {self.did[:20]}… {self.address}>"

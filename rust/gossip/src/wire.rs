@@ -428,6 +428,23 @@ pub fn read_hello(bytes: &[u8]) -> Result<Hello, WireError> {
     }
 }
 
+/// Bytes of the body of a comparison that finds both sides equal, and of a list of the places of `hosts` hosts.
+#[must_use]
+pub fn comparison_sizes(hosts: u32) -> (usize, usize) {
+    let root = Builder::new(Kind::Root).raw(&[0; 32]).len() - FRAME_HEADER;
+    let mut vector = Builder::new(Kind::Vector).item(&false);
+    for host in 0..hosts {
+        let host = Short(u64::from(host) << 32 | 0xFFFF_FFFF);
+        vector.push(&Place {
+            host,
+            epoch: 3,
+            incarnation: 2,
+            applied: 1_000_000,
+        });
+    }
+    (root, vector.len() - FRAME_HEADER)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -10,6 +10,7 @@
 
 mod driver;
 mod feed;
+pub mod measure;
 mod peer;
 mod state;
 mod tls;

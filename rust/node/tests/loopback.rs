@@ -3,6 +3,7 @@
     clippy::disallowed_methods,
     reason = "the tests wait for real sockets, with a deadline"
 )]
+#![expect(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

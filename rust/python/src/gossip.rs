@@ -466,7 +466,6 @@ impl PyNode {
 
     /// Publishes `count` agents with records of about 300 bytes; for benches.
     fn publish_synthetic(&self, py: Python<'_>, count: u32, seed: u64, capabilities: u32) -> PyResult<()> {
-        let text = "an agent of a benchmark, with a description of the length that people write".repeat(2);
         let mut rng = pandacore_matching::Rng::new(seed);
         let mut made = 0;
         while made < count {
@@ -474,23 +473,8 @@ impl PyNode {
             let rows = py.detach(|| {
                 (0..part)
                     .map(|i| {
-                        let mut id = [0; 32];
-                        for chunk in id.as_chunks_mut::<8>().0 {
-                            *chunk = rng.next_u64().to_le_bytes();
-                        }
-                        let name = format!("agent-{}", made + i);
-                        let names: Vec<String> = (0..2)
-                            .map(|_| format!("bench.c{}", rng.below(capabilities.max(1))))
-                            .collect();
-                        let stated = Announcement {
-                            name: &name,
-                            description: &text[..100],
-                            endpoint: "127.0.0.1:65535",
-                            ..Announcement::empty()
-                        };
-                        let payload = stated
-                            .encode(names.iter().map(String::as_str))
-                            .expect("within the limits");
+                        let (id, payload) =
+                            pandacore_node::measure::synthetic(made + i, capabilities, &mut rng);
                         (RecordKind::ANNOUNCEMENT, id, Some(payload))
                     })
                     .collect()
@@ -949,4 +933,17 @@ pub(crate) fn simulate_tree(
 ) -> PyResult<(f64, f64, f64)> {
     let f = figure(py.detach(|| pandacore_gossip::sim::tree(hosts, senders, changes, loss, seed)))?;
     Ok((f.redundancy, f.pushed, f.slowest))
+}
+
+/// Changes agents on a replica of `agents`: (seconds for each update, bytes an agent).
+#[pyfunction]
+pub(crate) fn time_replica(py: Python<'_>, agents: u32, rounds: u32, seed: u64) -> (Vec<f64>, f64) {
+    let updates = py.detach(|| pandacore_node::measure::updates(agents, rounds, seed));
+    (updates.seconds, updates.bytes_per_agent)
+}
+
+/// Bytes of a comparison of equal replicas, and of a list of the places of all hosts.
+#[pyfunction]
+pub(crate) fn comparison_sizes(hosts: u32) -> (usize, usize) {
+    pandacore_gossip::comparison_sizes(hosts)
 }

@@ -18,9 +18,9 @@ mod _core {
 
     #[pymodule_export]
     use crate::gossip::{
-        PyNode, encode_announcement, py_hosting_message, py_ticket_message, simulate_average,
+        PyNode, comparison_sizes, encode_announcement, py_hosting_message, py_ticket_message, simulate_average,
         simulate_detection, simulate_false_deaths, simulate_faults, simulate_healing, simulate_idle,
-        simulate_pauses, simulate_round, simulate_rumor, simulate_tree, trust_record_key,
+        simulate_pauses, simulate_round, simulate_rumor, simulate_tree, time_replica, trust_record_key,
     };
 
     #[pymodule_export]

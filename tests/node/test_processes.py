@@ -1,0 +1,118 @@
+"""Host processes on loopback: found by gossip, stopped, killed, paused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pandacore import errors
+from pandacore.gossip import Announcement, Node
+from pandacore.launchers import HostSpec, LocalLauncher
+from pandacore.trust import KeyPair
+
+HOME = bytes([6]) * 32
+
+
+async def announce_one(node: Node, arguments: dict[str, Any]) -> None:
+    """The entry of the hosts of these tests."""
+    node.announce(Announcement(bytes([arguments["number"]]) * 32, ["test.one"], name=f"of {os.getpid()}"))
+
+
+async def fail(node: Node, arguments: dict[str, Any]) -> None:
+    """An entry that breaks."""
+    raise RuntimeError("the entry broke")
+
+
+async def until(node: Node, check: Callable[[], bool], seconds: float) -> float:
+    start = time.monotonic()
+    while not check():
+        assert time.monotonic() - start < seconds, [(m.state, m.did[-6:]) for m in node.members()]
+        await node.wait_async(node.version, timeout_s=0.05)
+    return time.monotonic() - start
+
+
+def states(node: Node) -> dict[str, str]:
+    return {m.did: m.state for m in node.members()}
+
+
+@pytest.fixture
+def entry(monkeypatch: pytest.MonkeyPatch) -> str:
+    # The children import this file by name.
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    return "test_processes:announce_one"
+
+
+async def test_three_processes_find_each_other_and_leave_cleanly(entry: str) -> None:
+    async with Node.start(KeyPair.generate(), HOME) as node, LocalLauncher() as launcher:
+        hosts = [
+            await launcher.start(
+                HostSpec(HOME, entry=entry, arguments={"number": i}, seeds=(f"{node.did}@{node.address}",))
+            )
+            for i in (1, 2, 3)
+        ]
+        assert [h.pid for h in await launcher.hosts()] == [h.pid for h in hosts]
+        await until(node, lambda: len(node.agents()) == 3, 10)
+        assert {a.name for a in node.agents()} == {f"of {h.pid}" for h in hosts}
+        assert len(launcher.seeds()) == 3
+        start = time.monotonic()
+        await launcher.stop(hosts[0])
+        assert time.monotonic() - start < 2
+        await until(node, lambda: states(node)[hosts[0].did] == "left", 2)
+        assert {a.name for a in node.agents()} == {f"of {h.pid}" for h in hosts[1:]}
+
+
+async def test_a_killed_process_is_dead_for_all_in_time_and_may_come_back(entry: str) -> None:
+    async with Node.start(KeyPair.generate(), HOME) as node, LocalLauncher() as launcher:
+        key = KeyPair.generate()
+        seeds = (node.address,)
+        spec = HostSpec(HOME, entry=entry, arguments={"number": 1}, seeds=seeds, key=key)
+        victim = await launcher.start(spec)
+        others = [
+            await launcher.start(HostSpec(HOME, entry=entry, arguments={"number": i}, seeds=seeds))
+            for i in (2, 3)
+        ]
+        await until(node, lambda: len(node.agents()) == 3, 10)
+        os.kill(victim.pid, signal.SIGKILL)
+        await until(node, lambda: states(node)[key.did] == "down", 12)
+        assert len(node.agents()) == 2, "the agents go with their host"
+        again = await launcher.start(spec)
+        await until(node, lambda: states(node)[key.did] == "alive" and len(node.agents()) == 3, 5)
+        assert [m.id for m in node.members()].count(key.public) == 1
+        assert again.did == victim.did
+        assert {m.state for m in node.members() if m.did in {o.did for o in others}} == {"alive"}
+
+
+async def test_a_paused_process_accuses_nobody(entry: str) -> None:
+    async with Node.start(KeyPair.generate(), HOME) as node, LocalLauncher() as launcher:
+        hosts = [await launcher.start(HostSpec(HOME, seeds=(node.address,))) for _ in range(3)]
+        await until(node, lambda: len(node.members()) == 4, 10)
+        sleeper = hosts[0]
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        try:
+            deaths = set()
+            until_then = time.monotonic() + 6
+            while time.monotonic() < until_then:
+                deaths |= {m.did for m in node.members() if m.state == "down"}
+                await node.wait_async(node.version, timeout_s=0.2)
+        finally:
+            os.kill(sleeper.pid, signal.SIGCONT)
+        assert deaths <= {sleeper.did}
+        await until(node, lambda: {m.state for m in node.members()} == {"alive"}, 10)
+        assert node.counters()["deaths"] <= 1
+
+
+async def test_an_entry_that_breaks_is_told_with_what_it_wrote(entry: str) -> None:
+    async with LocalLauncher() as launcher:
+        with pytest.raises(errors.ConnectionLost, match="no_such_function"):
+            await launcher.start(HostSpec(HOME, entry="test_processes:no_such_function"))
+        host = await launcher.start(HostSpec(HOME, entry="test_processes:fail"))
+        async with asyncio.timeout(20):
+            lines = [line async for line in launcher.logs(host)]
+        assert any("the entry broke" in line for line in lines)
+        assert await launcher.hosts() == []
