@@ -190,7 +190,9 @@ Spec == Safety /\ Fairness
 
 C1 == finals <= 1
 C2 == [][\A n \in Nodes : ~Less(seen'[n], seen[n])]_vars
-NoStaleRun == \A a \in Agents : phase[a] = "run" => gen[a] = seen[a]
+(* A step starts only under a generation that is newer than any its member knows. A run may become stale: what
+   it hands on is then refused. *)
+NoStaleStart == [][\A a \in Agents : (phase'[a] = "run" /\ gen'[a] # gen[a]) => Less(seen[a], gen'[a])]_vars
 C4 == \A n \in Nodes : seen[n][1] <= MaxGen
 Ends == <>(outcome # "running")
 =============================================================================

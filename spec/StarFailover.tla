@@ -34,7 +34,8 @@ Init ==
 
 Size(d) == Cardinality({s \in Subtasks : d[s] # 0})
 Newer(a, b) == a.e > b.e \/ (a.e = b.e /\ Size(a.d) > Size(b.d))
-Settled(n) == Cardinality(acks[n]) >= Quorum /\ \A s \in Subtasks : copy[n].d[s] # 0 => committed[s] # 0
+Settled(n) == /\ Cardinality(acks[n]) >= Quorum
+              /\ \A s \in Subtasks : copy[n].d[s] # 0 => committed[s] = copy[n].d[s]
 
 Others(n) == Nodes \ {n}
 Copies(n, c) == {<<"copy", n, m, c>> : m \in Others(n)}

@@ -112,7 +112,8 @@ _STAR = "MaxEpoch MaxCrash MaxSuspect MaxLoss Count Bug"
 _MESH = "MaxEpoch MaxCrash MaxSuspect Certified Bug"
 _S = ("S1", "S2", "Order")
 _SP = ("S3", "S4", "FaultyNever")
-_C = ("C1", "NoStaleRun", "C4")
+_C = ("C1", "C4")
+_CP = ("C2", "NoStaleStart")
 _F = ("ExactlyOnce", "OneLeader")
 _FP = ("S3", "Epochs")
 _END = ("Ends",)
@@ -123,16 +124,17 @@ RUNS: list[Run] = [
     ),
     Run("AssemblySwap", _constants(_SWAP, '1 1 0 0 {"z"} "none"'), _S, _SP, distinct=70854, long=True),
     Run(
-        "ChainHandoff", _constants(_CHAIN, '1 0 0 4 TRUE "none"'), _C, ("C2", *_END), live=True, distinct=1900
+        "ChainHandoff", _constants(_CHAIN, '1 0 0 4 TRUE "none"'), _C, (*_CP, *_END), live=True, distinct=1900
     ),
-    Run("ChainHandoff", _constants(_CHAIN, '2 0 0 4 FALSE "none"'), _C, ("C2", *_END), live=True, long=True),
-    Run("ChainHandoff", _constants(_CHAIN, '1 1 1 4 TRUE "none"'), _C, ("C2",), long=True),
-    Run("StarFailover", _constants(_STAR, '2 1 0 0 1 "none"'), _F, (*_FP, *_END), live=True),
+    Run("ChainHandoff", _constants(_CHAIN, '2 0 0 4 FALSE "none"'), _C, (*_CP, *_END), live=True, long=True),
+    Run("ChainHandoff", _constants(_CHAIN, '1 1 1 4 TRUE "none"'), _C, _CP, long=True),
+    Run("StarFailover", _constants(_STAR, '2 1 0 0 1 "none"'), _F, (*_FP, *_END), live=True, distinct=10895),
+    Run("StarFailover", _constants(_STAR, '2 0 1 0 1 "none"'), _F, _FP, long=True),
     Run("StarFailover", _constants(_STAR, '2 1 0 0 2 "none"'), _F, (*_FP, *_END), live=True, long=True),
     Run("StarFailover", _constants(_STAR, '3 1 0 0 2 "none"'), _F, _FP, long=True),
-    Run("MeshVoting", _constants(_MESH, '2 1 0 TRUE "none"'), ("M1", "M2"), _END, live=True),
+    Run("MeshVoting", _constants(_MESH, '2 1 0 TRUE "none"'), ("M1", "M2"), _END, live=True, distinct=5152),
     Run("MeshVoting", _constants(_MESH, '2 1 1 TRUE "none"'), ("M1", "M2"), _END, live=True, long=True),
-    Run("MeshVoting", _constants(_MESH, '2 1 1 FALSE "none"'), ("M1",), _END, live=True),
+    Run("MeshVoting", _constants(_MESH, '2 1 1 FALSE "none"'), ("M1",), _END, live=True, distinct=16200),
 ]
 """Configurations that must hold."""
 
@@ -143,8 +145,8 @@ BUGS: list[Run] = [
         "ChainHandoff",
         _constants(_CHAIN, '0 1 0 4 TRUE "no_generation_check"'),
         _C,
-        ("C2",),
-        breaks="NoStaleRun",
+        _CP,
+        breaks="NoStaleStart",
     ),
     Run(
         "ChainHandoff",
