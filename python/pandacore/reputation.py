@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Hearing", "Rating", "Report", "Reputation", "ReputationPolicy", "Standing"]
 
 _FOREVER = 2**32 - 1
+_MOST_PAIRS = 2**26 - 2
 
 
 class Rating(NamedTuple):
@@ -292,8 +293,8 @@ class Reputation:
 
     def __init__(self, policy: ReputationPolicy | None = None, *, capacity: int = 50_000_000) -> None:
         self.policy = policy or ReputationPolicy.robust()
-        if not 1 <= capacity < _FOREVER:
-            raise ConfigError(f"capacity is {capacity}; it can be 1 to {_FOREVER - 1}", where="capacity")
+        if not 1 <= capacity <= _MOST_PAIRS:
+            raise ConfigError(f"capacity is {capacity}; it can be 1 to {_MOST_PAIRS}", where="capacity")
         p = self.policy
         self._core = _core.ReputationCore(
             p.decay,

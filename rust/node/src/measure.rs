@@ -44,8 +44,7 @@ fn node(key: u8, rng: &mut Rng) -> Node {
 /// A record of about 300 bytes, as a host would write it.
 #[must_use]
 pub fn synthetic(number: u32, capabilities: u32, rng: &mut Rng) -> ([u8; 32], Vec<u8>) {
-    const TEXT: &str =
-        "an agent of a benchmark, with a description of the length that people write, and a little more";
+    const TEXT: &str = "an agent of a benchmark, with a description of the length that people write when they say what an agent is for, what it needs and what it gives back";
     let mut id = [0; 32];
     for chunk in id.as_chunks_mut::<8>().0 {
         *chunk = rng.next_u64().to_le_bytes();

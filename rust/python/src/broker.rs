@@ -240,6 +240,10 @@ pub(crate) struct PyParams {
 
 #[pymethods]
 impl PyParams {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword arguments of the Python constructor"
+    )]
     #[new]
     #[pyo3(signature = (*, k, ef, recall, threshold, require, forbid, subset, exclude, executor, rerank))]
     fn new(
@@ -309,6 +313,10 @@ pub(crate) struct PySemanticIndex(SemanticIndex);
 
 #[pymethods]
 impl PySemanticIndex {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword arguments of the Python constructor"
+    )]
     #[new]
     #[pyo3(signature = (*, dim, metric, rerank, m, ef_construction, flags, model, seed, consolidate_at))]
     fn new(

@@ -414,7 +414,7 @@ fn mix(mut z: u64) -> u64 {
 }
 
 impl Reputation {
-    /// An empty store for at most `capacity` pairs; the tables for reports are bounded by the same number.
+    /// An empty store for at most `capacity` pairs, 67 million if that is less; the tables for reports are bounded by the same number.
     #[must_use]
     pub fn new(policy: ReputationPolicy, capacity: usize) -> Self {
         Self {
@@ -426,7 +426,7 @@ impl Reputation {
             heard: HashMap::default(),
             merged: BTreeMap::new(),
             certifiers: BTreeMap::new(),
-            capacity: capacity.min(u32::MAX as usize - 1),
+            capacity: capacity.min(MAX_PAIRS),
         }
     }
 
@@ -487,10 +487,10 @@ impl Reputation {
         epoch: u32,
     ) -> Result<(), (usize, ReputationError)> {
         const BLOCK: usize = 16;
-        // Looking up a block before changing it lets the processor overlap the cache misses.
         let mut places = [0usize; BLOCK];
         for start in (0..observers.len()).step_by(BLOCK) {
             let end = observers.len().min(start + BLOCK);
+            self.warm(&observers[start..end], &peers[start..end]);
             for i in start..end {
                 if observers[i] == peers[i] {
                     for (place, &bad) in places.iter().zip(&bad[start..i]) {
@@ -513,6 +513,21 @@ impl Reputation {
             }
         }
         Ok(())
+    }
+
+    /// Brings pairs closer, all at once: their loads do not wait for one another.
+    fn warm(&self, observers: &[u32], peers: &[u32]) {
+        let mut sum = 0u32;
+        for (&observer, &peer) in observers.iter().zip(peers) {
+            sum = sum.wrapping_add(self.table[first_slot(mix(key(observer, peer)), self.table.len())]);
+        }
+        for (&observer, &peer) in observers.iter().zip(peers) {
+            let entry = self.table[first_slot(mix(key(observer, peer)), self.table.len())];
+            if let Some(pair) = self.pairs.get(position(entry.max(1))) {
+                sum = sum.wrapping_add(pair.peer);
+            }
+        }
+        std::hint::black_box(sum);
     }
 
     fn count(&mut self, at: usize, bad: bool, epoch: u32) {
@@ -879,8 +894,8 @@ impl Reputation {
             Err(slot) => {
                 let at = self.pairs.len();
                 if at == self.pairs.capacity() {
-                    // By an eighth, not by doubling: the slack counts as memory.
-                    self.pairs.reserve_exact((at / 8).max(64));
+                    // By a sixteenth, not by doubling: the slack counts as memory.
+                    self.pairs.reserve_exact((at / 16).max(64));
                 }
                 let first = Rating::PRIOR;
                 self.pairs.push(Pair {
@@ -892,7 +907,7 @@ impl Reputation {
                     epoch,
                     link: NO_LINK,
                 });
-                self.table[slot] = at as u32 + 1;
+                self.table[slot] = entry(at, tag(mix(key(observer, peer))));
                 if self.pairs.len() * 8 > self.table.len() * 7 {
                     self.rehash(self.pairs.len());
                 }
@@ -902,30 +917,54 @@ impl Reputation {
     }
 
     fn rehash(&mut self, count: usize) {
-        let size = (count + count / 2).max(16);
+        let size = (count + count * 3 / 10).max(16);
         self.table = Vec::new();
         self.table.resize(size, 0);
         for (at, pair) in self.pairs.iter().enumerate() {
             if let Err(slot) = probe(&self.table, &[], pair.observer, pair.peer) {
-                self.table[slot] = at as u32 + 1;
+                self.table[slot] = entry(at, tag(mix(key(pair.observer, pair.peer))));
             }
         }
     }
 }
 
+/// Bits of a table entry that hold a position plus one; the others hold a part of the hash, so that other pairs are
+/// passed over without looking at them.
+const POSITION_BITS: u32 = 26;
+/// Most pairs a store can hold.
+const MAX_PAIRS: usize = (1 << POSITION_BITS) - 2;
+
+fn tag(hash: u64) -> u32 {
+    (hash as u32) >> POSITION_BITS
+}
+
+fn entry(at: usize, tag: u32) -> u32 {
+    tag << POSITION_BITS | (at as u32 + 1)
+}
+
+fn position(entry: u32) -> usize {
+    (entry & ((1 << POSITION_BITS) - 1)) as usize - 1
+}
+
+fn first_slot(hash: u64, size: usize) -> usize {
+    ((u128::from(hash) * size as u128) >> 64) as usize
+}
+
 /// Position of the pair, or the empty slot that it belongs in. With no pairs given, every taken slot is another's.
 fn probe(table: &[u32], pairs: &[Pair], observer: u32, peer: u32) -> Result<usize, usize> {
     let hash = mix(key(observer, peer));
-    let mut slot = ((u128::from(hash) * table.len() as u128) >> 64) as usize;
+    let tag = tag(hash);
+    let mut slot = first_slot(hash, table.len());
     loop {
         let entry = table[slot];
         if entry == 0 {
             return Err(slot);
         }
-        if let Some(pair) = pairs.get(entry as usize - 1)
+        if entry >> POSITION_BITS == tag
+            && let Some(pair) = pairs.get(position(entry))
             && (pair.observer, pair.peer) == (observer, peer)
         {
-            return Ok(entry as usize - 1);
+            return Ok(position(entry));
         }
         slot += 1;
         if slot == table.len() {

@@ -239,6 +239,13 @@ pub struct SearchScratch {
     order: Vec<(f32, u64)>,
 }
 
+/// A query on its way: what it asks for, who answers, and in which version.
+struct Asked<'a> {
+    params: &'a Params<'a>,
+    executor: Executor,
+    version: u64,
+}
+
 /// What only the writer touches.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
@@ -707,7 +714,7 @@ impl SemanticIndex {
         threads: usize,
         scratch: &mut SearchScratch,
     ) -> Result<Vec<Found>, BrokerError> {
-        if dim == 0 || queries.len() % dim != 0 {
+        if dim == 0 || !queries.len().is_multiple_of(dim) {
             return Err(BrokerError::Length {
                 what: "the array of queries",
                 got: queries.len(),
@@ -884,7 +891,17 @@ impl SemanticIndex {
         }
         let scored = walk.scored;
         let pool = std::mem::take(&mut walk.pool);
-        let found = self.finish(params, executor, version, &query, &pool, scored, scratch);
+        let found = self.finish(
+            &Asked {
+                params,
+                executor,
+                version,
+            },
+            &query,
+            &pool,
+            scored,
+            scratch,
+        );
         scratch.walk.pool = pool;
         scratch.query = query;
         found
@@ -917,7 +934,19 @@ impl SemanticIndex {
         let found = queries
             .iter()
             .zip(&pools)
-            .map(|(query, pool)| self.finish(params, Executor::Batch, version, query, pool, scored, scratch))
+            .map(|(query, pool)| {
+                self.finish(
+                    &Asked {
+                        params,
+                        executor: Executor::Batch,
+                        version,
+                    },
+                    query,
+                    pool,
+                    scored,
+                    scratch,
+                )
+            })
             .collect();
         scratch.queries = queries;
         scratch.pools = pools;
@@ -927,14 +956,17 @@ impl SemanticIndex {
     /// From candidates to results: what this version shows, ordered exactly, cut to `k`.
     fn finish(
         &self,
-        params: &Params<'_>,
-        executor: Executor,
-        version: u64,
+        asked: &Asked<'_>,
         query: &Query,
         pool: &[u64],
         scored: usize,
         scratch: &mut SearchScratch,
     ) -> Found {
+        let Asked {
+            params,
+            executor,
+            version,
+        } = *asked;
         let SearchScratch {
             ids, scores, order, ..
         } = scratch;

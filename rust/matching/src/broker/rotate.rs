@@ -58,7 +58,7 @@ impl Rotation {
 
     /// The head and the tail in turn: together they mix a width that is no power of two.
     fn part<'v>(&self, round: usize, vector: &'v mut [f32]) -> &'v mut [f32] {
-        let start = if round % 2 == 0 {
+        let start = if round.is_multiple_of(2) {
             0
         } else {
             self.width - self.block

@@ -256,7 +256,10 @@ impl Store {
             .iter()
             .map(|x| nearest((x * self.scale * 256.0).clamp(-limit, limit)))
             .collect();
-        let codes: Vec<u8> = fine.iter().map(|fine| ((fine + 128 >> 8) + 128) as u8).collect();
+        let codes: Vec<u8> = fine
+            .iter()
+            .map(|fine| (((fine + 128) >> 8) + 128) as u8)
+            .collect();
         let tail: Vec<u8> = match self.rerank {
             Rerank::F32 => kept.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Rerank::Bf16 => unit.iter().flat_map(|&x| bf16(x).to_le_bytes()).collect(),
