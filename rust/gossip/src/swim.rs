@@ -445,7 +445,9 @@ impl Swim {
             };
             let name = news_name(&update);
             // The tree carries it as well: this is for those whose branch is broken.
-            if key.0 + 1 >= self.config.retransmit {
+            // A goodbye is said once, and whoever misses it would probe for nothing.
+            let farewell = matches!(&update, Update::Host(record) if record.left);
+            if key.0 + 1 >= self.config.retransmit * if farewell { 3 } else { 1 } {
                 self.news_of.remove(&name);
             } else {
                 let key = (key.0 + 1, key.1);

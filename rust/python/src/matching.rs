@@ -1226,7 +1226,9 @@ pub(crate) fn simulate_balance<'py>(
     jobs: u32,
     seed: u64,
 ) -> PyResult<Bound<'py, PyDict>> {
-    if !(load > 0.0 && load < 1.0) || !(1..=1_000_000).contains(&agents) || !(1..=4096).contains(&entries) {
+    let sound =
+        load > 0.0 && load < 1.0 && (1..=1_000_000).contains(&agents) && (1..=4096).contains(&entries);
+    if !sound {
         let text = "load must be between 0 and 1, agents from 1 to 10^6, entries from 1 to 4096";
         return Err(ConfigError::new_err(text));
     }

@@ -486,7 +486,7 @@ impl Reputation {
         bad: &[bool],
         epoch: u32,
     ) -> Result<(), (usize, ReputationError)> {
-        const BLOCK: usize = 16;
+        const BLOCK: usize = 32;
         let mut places = [0usize; BLOCK];
         for start in (0..observers.len()).step_by(BLOCK) {
             let end = observers.len().min(start + BLOCK);

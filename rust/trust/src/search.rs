@@ -527,7 +527,26 @@ fn all_sizes(graph: &Graph, walk: Walk, mask: Option<&[u64]>, threads: usize) ->
         let mut sizes = vec![0u32; nodes];
         let mut ball: Vec<u32> = Vec::new();
         let mut marks = Marks(vec![0; nodes.div_ceil(64)]);
-        for target in targets.filter(|&target| is_open(enterable, target) && counted(target)) {
+        let of = |node: u32| &sources[starts[node as usize] as usize..starts[node as usize + 1] as usize];
+        let mut warmed = 0u32;
+        for target in targets
+            .clone()
+            .filter(|&target| is_open(enterable, target) && counted(target))
+        {
+            if warmed <= target {
+                // The next searches' certifiers, and theirs: these loads do not wait for one another.
+                let mut sum = 0u32;
+                warmed = target.saturating_add(WARMED as u32).min(targets.end);
+                for next in target..warmed {
+                    for &first in of(next) {
+                        sum = of(first).iter().fold(sum, |sum, &second| {
+                            sum.wrapping_add(starts[second as usize])
+                                .wrapping_add(sizes[second as usize])
+                        });
+                    }
+                }
+                std::hint::black_box(sum);
+            }
             marks.clear(&ball);
             ball.clear();
             ball.push(target);
@@ -538,8 +557,7 @@ fn all_sizes(graph: &Graph, walk: Walk, mask: Option<&[u64]>, threads: usize) ->
                 for at in start..end {
                     let node = ball[at];
                     // Who is no member may be an anchor, but nobody trusts through it: it has no sources here.
-                    let range = starts[node as usize] as usize..starts[node as usize + 1] as usize;
-                    for &source in &sources[range] {
+                    for &source in of(node) {
                         if !marks.has(source) {
                             marks.add(source);
                             ball.push(source);
