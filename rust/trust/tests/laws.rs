@@ -991,7 +991,7 @@ proptest! {
     }
 
     #[test]
-    fn any_flipped_bit_is_refused(at in 0usize..251 * 8, seed in any::<u8>()) {
+    fn any_flipped_bit_is_refused(at in 0usize..251 * 8, seed in 0u8..255) {
         // I14 among others: the collective id is signed, too.
         let mut run = Run::new(Rules { threshold: 1, grace: 0, quota: None });
         let statement = Statement::Certificate {
