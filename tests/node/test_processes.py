@@ -107,6 +107,59 @@ async def test_a_paused_process_accuses_nobody(entry: str) -> None:
         assert node.counters()["deaths"] <= 1
 
 
+async def test_twenty_starts_of_one_key_leave_one_live_entry() -> None:
+    key = KeyPair.generate()
+    async with Node.start(KeyPair.generate(), HOME) as node:
+        for number in range(20):
+            again = Node.start(key, HOME, seeds=[node.address])
+            await again.join(10)
+            again.announce(Announcement(bytes([9]) * 32, ["a"], name=f"start {number}"))
+            await again.wait_async(again.version, timeout_s=0.1)
+            again.close(leave=number % 2 == 0)
+        last = Node.start(key, HOME, seeds=[node.address])
+        await last.join(10)
+        last.announce(Announcement(bytes([9]) * 32, ["a"], name="the last"))
+        await until(node, lambda: [a.name for a in node.agents()] == ["the last"], 10)
+        assert [(m.id, m.state) for m in node.members() if not m.is_self] == [(key.public, "alive")]
+        assert last.epoch >= 20
+        await last.leave()
+
+
+async def test_a_late_joiner_has_a_hundred_thousand_agents_when_join_returns() -> None:
+    async with Node.start(KeyPair.generate(), HOME) as node:
+        node.publish_synthetic(100_000, 1, 100)
+        await until(node, lambda: node.rows == 100_000, 60)
+        async with Node.start(KeyPair.generate(), HOME, seeds=[node.address]) as late:
+            report = await late.join(60)
+            assert (report.complete, report.agents, late.rows) == (True, 100_000, 100_000)
+            assert late.root() == node.root()
+
+
+@pytest.mark.soak
+async def test_fifty_processes_notice_a_kill_in_time_and_survive_pauses() -> None:
+    async with Node.start(KeyPair.generate(), HOME) as node, LocalLauncher() as launcher:
+        hosts = [await launcher.start(HostSpec(HOME, seeds=(node.address,))) for _ in range(49)]
+        await until(node, lambda: len(node.members()) == 50, 30)
+        await until(node, lambda: set(states(node).values()) == {"alive"}, 30)
+        times = []
+        for victim in hosts[:5]:
+            os.kill(victim.pid, signal.SIGKILL)
+            times.append(await until(node, lambda v=victim: states(node)[v.did] == "down", 20))  # type: ignore[misc]
+        assert max(times) <= 8, times
+        sleepers = hosts[5:7]
+        for host in sleepers:
+            os.kill(host.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        fallen: set[str] = set()
+        while time.monotonic() < deadline:
+            fallen |= {did for did, state in states(node).items() if state == "down"}
+            await node.wait_async(node.version, timeout_s=0.2)
+        for host in sleepers:
+            os.kill(host.pid, signal.SIGCONT)
+        assert fallen <= {h.did for h in hosts[:7]}
+        await until(node, lambda: all(states(node)[h.did] == "alive" for h in hosts[5:]), 20)
+
+
 async def test_an_entry_that_breaks_is_told_with_what_it_wrote(entry: str) -> None:
     async with LocalLauncher() as launcher:
         with pytest.raises(errors.ConnectionLost, match="no_such_function"):

@@ -20,7 +20,7 @@ PEERS = ("serf", "foca")
 OPTIONS = (Option("seeds", int, 3, "runs of each rumor; the worst is reported"),)
 
 _LOSSES = (0.0, 0.1, 0.3)
-_PUSHES = {0.0: 3, 0.1: 3, 0.3: 4}
+_PUSHES = {0.0: 4, 0.1: 6, 0.3: 10}
 _FIRST = 1_000
 
 
@@ -100,8 +100,8 @@ def _hosts(bench: Bench) -> None:
     for seconds in (30.0, 600.0) if bench.quick else (30.0, 600.0, 86_400.0):
         healed = gossip.simulate_healing(20, seconds, seed)
         bench.emit("sim_heal", healed, "s", hosts=20, partition_seconds=seconds)
-    hosts = 100 if bench.quick else 1000
-    for senders, changes, loss in ((1, 60, 0.0), (50, 4, 0.05)):
+    for most, senders, changes, loss in ((1000, 1, 60, 0.0), (200, 50, 4, 0.05)):
+        hosts = min(most, 100) if bench.quick else most
         redundancy, pushed, slowest = gossip.simulate_tree(hosts, senders, changes, loss, seed)
         bench.emit("sim_tree_redundancy", redundancy, "messages", hosts=hosts, senders=senders, loss=loss)
         bench.emit("sim_tree_pushed", pushed, "share", hosts=hosts, senders=senders, loss=loss)

@@ -32,7 +32,7 @@ __all__ = ["OPTIONS", "plot", "run"]
 
 OPTIONS = (
     Option("repeats", int, 5, "runs with different seeds"),
-    Option("turnover_days", int, 28, "days in which as many members leave as there are"),
+    Option("turnover_days", int, 90, "days in which as many members leave as there are"),
 )
 
 _DAY_S = 86_400

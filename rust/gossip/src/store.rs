@@ -729,7 +729,7 @@ impl Replica {
             let batch = self.batches[number as usize]
                 .as_ref()
                 .expect("the log points to it");
-            if batch.first + batch.rows.len() as u64 <= after + 1 {
+            if batch.first + batch.rows.len() as u64 - 1 <= after {
                 continue;
             }
             if bytes >= budget {

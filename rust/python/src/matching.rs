@@ -161,6 +161,7 @@ enum Named<'py> {
     Name(Bound<'py, PyString>),
 }
 
+/// The registry of agents; see `pandacore.registry.Registry`.
 #[pyclass(frozen, subclass, name = "RegistryCore", module = "pandacore._core")]
 pub(crate) struct PyRegistry(Arc<Registry>);
 
@@ -790,6 +791,7 @@ impl Template {
     }
 }
 
+/// A request resolved against one registry, to be assembled many times.
 #[pyclass(frozen, name = "PreparedSpec", module = "pandacore._core")]
 pub(crate) struct PyPreparedSpec {
     inner: Arc<Inner>,
@@ -871,6 +873,7 @@ impl PyPreparedSpec {
     }
 }
 
+/// What the registry knows of one agent.
 #[pyclass(frozen, name = "AgentRecord", module = "pandacore._core", get_all)]
 pub(crate) struct PyAgentRecord {
     agent_id: Py<PyBytes>,
@@ -908,6 +911,7 @@ impl PyAgentRecord {
     }
 }
 
+/// One agent of a team, with the capability it serves.
 #[pyclass(frozen, name = "Member", module = "pandacore._core", get_all)]
 pub(crate) struct PyMember {
     agent_id: Py<PyBytes>,
@@ -941,6 +945,7 @@ impl PyMember {
     }
 }
 
+/// Why no valid team exists: capabilities that too few agents hold together (Hall).
 #[pyclass(frozen, name = "Certificate", module = "pandacore._core", get_all)]
 pub(crate) struct PyCertificate {
     capabilities: Py<PyTuple>,
@@ -965,6 +970,7 @@ impl PyCertificate {
     }
 }
 
+/// The agents chosen for a request, and what is missing if no valid team exists.
 #[pyclass(frozen, name = "Team", module = "pandacore._core")]
 pub(crate) struct PyTeam {
     inner: Arc<Inner>,
