@@ -235,7 +235,7 @@ async def test_fc_43_grpc_answer_cut_at_every_byte_is_never_taken_for_whole(stre
 @pytest.mark.parametrize("kind", PATHS)
 @pytest.mark.parametrize("finish", ["length", None, "tool_calls"])
 async def test_fc_43_cut_tool_call_is_never_executed(path: Path, kind: str, finish: str | None) -> None:
-    arguments = '{"path": "/tmp/a/very/long/name"}'
+    arguments = '{"path": "docs/a/very/long/name"}'
     for at in range(len(arguments)):
         fault = Fault.tool_call("delete", arguments[:at], finish)
         async with path(kind, [fault]) as (_, client):
