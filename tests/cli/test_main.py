@@ -52,14 +52,13 @@ def test_help_imports_nothing_heavy() -> None:
         assert name in done.stdout
 
 
-def test_help_time_is_reported(record_property: Callable[[str, object], None]) -> None:
+def test_help_time_is_reported() -> None:
     times = []
     for _ in range(5):
         start = time.perf_counter()
         assert spawn("--help").returncode == 0
         times.append(time.perf_counter() - start)
     # Reported, not judged: the load on the machine must not decide a test.
-    record_property("help_seconds_median", statistics.median(times))
     print(f"pandacore --help: median {statistics.median(times):.3f} s, target 0.3 s")  # noqa: T201
 
 
