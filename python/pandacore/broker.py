@@ -14,7 +14,7 @@ array([10, 12])
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
@@ -27,7 +27,10 @@ from pandacore.errors import ConfigError, ShapeError, StateError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Found", "FoundBatch", "SemanticIndex", "Subset"]
+    from pandacore.models.embedders import Embedder
+    from pandacore.registry import Registry
+
+__all__ = ["CapabilityMatch", "Found", "FoundBatch", "SemanticIndex", "SemanticResolver", "Subset"]
 
 Metric = Literal["cosine", "ip"]
 Rerank = Literal["f32", "bf16", "int16", "none"]
@@ -37,6 +40,8 @@ _DEFAULT_FLAGS = ("alive", "trusted", "free", "reputable")
 _MAX_K = 1 << 24
 _MAX_ID = (1 << 63) - 1
 _MAX_KNOWN = 64
+_MAX_ASKED = 4_096
+_LEARNT_AT_ONCE = 256
 # Candidates that reach a recall on 10^5 text embeddings; `tune` measures it for the vectors at hand.
 _LADDER = ((0.80, 16), (0.90, 32), (0.95, 64), (0.98, 128), (0.99, 192), (0.995, 320), (0.999, 768))
 
@@ -629,6 +634,166 @@ class SemanticIndex:
         index = cls.__new__(cls)
         index._setup(SemanticIndexCore.load(Path(path), dim, model_id))
         return index
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityMatch:
+    """A requirement that nobody has by name, and the capability that was taken for it.
+
+    Attributes
+    ----------
+    requirement, capability : str
+    similarity : float
+        Cosine of their texts.
+    """
+
+    requirement: str
+    capability: str
+    similarity: float
+
+
+class SemanticResolver:
+    """Matches requirements to capabilities by meaning; a resolver of one `Registry`.
+
+    The text of a capability is its name, in words; where ``describe`` knows more of it, the nearer of the two
+    texts counts.
+
+    Parameters
+    ----------
+    embedder : Embedder
+    threshold : float
+        Least cosine of a match, above 0 and at most 1. It depends on the embedder: similarities of one say
+        nothing about those of another.
+    limit : int
+        Most capabilities that one requirement is matched to.
+    describe : callable, optional
+        What is known of a capability besides its name; asked once, when the capability is first seen.
+
+    Examples
+    --------
+    >>> from pandacore.models import HashingEmbedder
+    >>> from pandacore.registry import Registry
+    >>> registry = Registry(resolver=SemanticResolver(HashingEmbedder(), threshold=0.3))
+    >>> _ = registry.announce(bytes(32), ["web.search"])
+    >>> registry.assemble(["searching the web"]).complete
+    True
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        *,
+        threshold: float,
+        limit: int = 4,
+        describe: Callable[[str], str] | None = None,
+    ) -> None:
+        if not 0 < threshold <= 1:
+            raise ConfigError(
+                f"threshold is {threshold}", where="SemanticResolver", hint="use a cosine above 0, at most 1"
+            )
+        self._embedder = embedder
+        self.threshold = float(threshold)
+        self._limit = _whole("limit", limit, 1)
+        self._describe = describe
+        self._registry: Registry | None = None
+        self._seen: list[str] = []
+        # Two places for each capability: its name, and its name with what is known of it.
+        self._index = SemanticIndex(embedder.dimension, model_id=embedder.model_id, flags=())
+        self._asked: dict[str, NDArray[np.float32]] = {}
+
+    def resolve(self, requirement: str, registry: Registry) -> tuple[str, ...]:
+        """The capabilities that match, nearest first.
+
+        An embedder that only works asynchronously is not asked here: `learn` the requirement first.
+        """
+        return tuple(match.capability for match in self.matches(requirement, registry))
+
+    def matches(self, requirement: str, registry: Registry) -> tuple[CapabilityMatch, ...]:
+        """`resolve` with similarities: capabilities that somebody has now."""
+        at_once = getattr(self._embedder, "vectors", None)
+        if at_once is not None:
+            texts = self._unknown([requirement], registry)
+            self._keep(texts, at_once(list(texts.values())) if texts else ())
+        vector = self._asked.get(requirement)
+        if vector is None or not vector.any():
+            return ()
+        best: dict[str, float] = {}
+
+        def wanted(place: int, score: float) -> bool:
+            name = self._seen[place // 2]
+            if name in best or name == requirement or not registry.available(name):
+                return False
+            best[name] = score
+            return True
+
+        nearest(self._index, vector, self._limit, wanted, threshold=self.threshold)
+        return tuple(CapabilityMatch(requirement, name, score) for name, score in best.items())
+
+    async def learn(self, requirements: Iterable[str], registry: Registry) -> None:
+        """Embed the requirements and the capabilities that are new, so that `resolve` knows them."""
+        texts = self._unknown(requirements, registry)
+        keys = list(texts)
+        for start in range(0, len(keys), _LEARNT_AT_ONCE):
+            part = {key: texts[key] for key in keys[start : start + _LEARNT_AT_ONCE]}
+            self._keep(part, await self._embedder.embed(list(part.values())))
+
+    def _unknown(self, requirements: Iterable[str], registry: Registry) -> dict[str | int, str]:
+        """Texts that have no vector yet: those of requirements, and of capabilities by their place."""
+        if self._registry is not registry:
+            if self._registry is not None:
+                raise StateError(
+                    "the resolver serves another registry",
+                    where="SemanticResolver",
+                    hint="make one for each registry",
+                )
+            self._registry = registry
+        texts: dict[str | int, str] = {}
+        names = registry.capabilities()
+        for at in range(len(self._seen), len(names)):
+            said = self._describe(names[at]) if self._describe is not None else ""
+            texts[2 * at] = spoken(names[at])
+            if said:
+                texts[2 * at + 1] = f"{texts[2 * at]}: {said}"
+        self._seen = names
+        for requirement in requirements:
+            if requirement not in self._asked:
+                texts[requirement] = spoken(requirement)
+        return texts
+
+    def _keep(self, texts: Iterable[str | int], vectors: Iterable[NDArray[np.float32]]) -> None:
+        for key, vector in zip(texts, vectors, strict=True):
+            if isinstance(key, str):
+                while len(self._asked) >= _MAX_ASKED:
+                    del self._asked[next(iter(self._asked))]
+                self._asked[key] = vector
+            elif vector.any():
+                self._index.add([key], vector[None, :], replace=True)
+
+
+def spoken(name: str) -> str:
+    """A capability's name in words: ``search.web`` is *search web*."""
+    return " ".join(name.replace(".", " ").replace("_", " ").replace("-", " ").split())
+
+
+def nearest(
+    index: SemanticIndex,
+    vector: NDArray[np.float32],
+    k: int,
+    wanted: Callable[[int, float], bool],
+    *,
+    threshold: float | None = None,
+) -> None:
+    """Offer ids and scores, best first, until ``k`` of them were wanted or none is left."""
+    seen, taken, depth = 0, 0, k
+    while taken < k:
+        found = index.search(vector, depth, threshold=threshold)
+        for item, score in zip(found.ids[seen:].tolist(), found.scores[seen:].tolist(), strict=True):
+            taken += wanted(item, score)
+            if taken == k:
+                return
+        if len(found) < depth:
+            return
+        seen, depth = depth, 4 * depth
 
 
 def _whole(name: str, value: object, least: int = 0) -> int:

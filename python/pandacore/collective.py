@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from pandacore.journal import Journal
     from pandacore.models.client import ModelClient
+    from pandacore.models.embedders import Embedder
     from pandacore.patterns.base import Machine
     from pandacore.registry import Registry
     from pandacore.task import Event
     from pandacore.team.driver import EventStream, Run, Services
     from pandacore.team.host import Host
+    from pandacore.team.meaning import FoundAgent
 
 __all__ = ["Collective", "SyncCollective"]
 
@@ -61,10 +63,20 @@ class Collective:
         *,
         model: str | ModelClient | None = None,
         journal: str | os.PathLike[str] | Journal | None = None,
+        embedder: str | Embedder | None = None,
+        semantic: float | None = None,
         seed: int | None = None,
     ) -> None:
+        if semantic is not None and not 0 < semantic <= 1:
+            raise errors.ConfigError(
+                f"must be above 0 and at most 1, not {semantic}",
+                where="semantic",
+                hint="use a cosine of the embedder, such as 0.4",
+            )
         self._model_spec = model
         self._journal_spec = journal
+        self._embedder_spec = embedder
+        self._semantic = semantic
         self._random = Random(seed)
         self._pid = os.getpid()
         self._state = "new"
@@ -85,6 +97,8 @@ class Collective:
         *,
         model: str | ModelClient | None = None,
         journal: str | os.PathLike[str] | Journal | None = None,
+        embedder: str | Embedder | None = None,
+        semantic: float | None = None,
         seed: int | None = None,
     ) -> Collective:
         """A collective of this process alone.
@@ -98,10 +112,17 @@ class Collective:
         journal : path or Journal, optional
             Where runs are logged, durably, so that a crashed one can be taken up by :meth:`resume`. A path is
             opened with ``durability="sync"`` and closed with the collective. None: runs are not logged.
+        embedder : str or Embedder, optional
+            Makes the vectors that :meth:`find` and ``semantic`` go by: an object, or a model server as for
+            ``model``, such as ``"llama:all-minilm-l6-v2"``. None: :class:`pandacore.models.HashingEmbedder`,
+            which needs no weights.
+        semantic : float, optional
+            Least cosine at which a capability is taken for one that nobody has by name; the team says what
+            was taken for what (``TeamView.matches``). None: names only.
         seed : int, optional
             For every random choice of the runtime (ties between agents, jitter).
         """
-        return cls(model=model, journal=journal, seed=seed)
+        return cls(model=model, journal=journal, embedder=embedder, semantic=semantic, seed=seed)
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -133,6 +154,7 @@ class Collective:
         from pandacore.team.directory import Directory
         from pandacore.team.driver import Services
         from pandacore.team.host import Host
+        from pandacore.team.meaning import Meaning
 
         self._require("new", "it was started before")
         self._state = "starting"
@@ -147,7 +169,10 @@ class Collective:
                 journal = self._journal_spec
                 if journal is not None and not isinstance(journal, Journal):
                     journal = stack.enter_context(Journal(journal))
-                directory = Directory(Registry(seed=self._random.getrandbits(63)))
+                embedder = await self._make_embedder(stack)
+                meaning = Meaning(embedder, threshold=self._semantic)
+                registry = Registry(seed=self._random.getrandbits(63), resolver=meaning.resolver)
+                directory = Directory(registry, meaning)
                 stack.push_async_callback(directory.close)
                 self._host = Host(
                     model=model, load_changed=lambda agent, load: directory.report(agent.id, load)
@@ -164,6 +189,18 @@ class Collective:
             self._state = "closed"
             raise
         self._state = "open"
+
+    async def _make_embedder(self, stack: contextlib.AsyncExitStack) -> Embedder:
+        from pandacore.models.embedders import HashingEmbedder, ModelEmbedder
+
+        spec = self._embedder_spec
+        if spec is None:
+            return HashingEmbedder()
+        if not isinstance(spec, str):
+            return spec
+        from pandacore.models.handle import connect
+
+        return await ModelEmbedder.of((await stack.enter_async_context(connect(spec))).client)
 
     async def close(self) -> None:
         """Cancel what runs, stop serving and end the model server. Idempotent."""
@@ -313,6 +350,41 @@ class Collective:
         self._require_open()
         assert self._host is not None
         return self._host.address
+
+    async def find(self, text: str, k: int = 10, *, threshold: float | None = None) -> list[FoundAgent]:
+        """The agents whose description and capabilities are nearest to a text in meaning.
+
+        Parameters
+        ----------
+        text : str
+            What is looked for, in a few words or sentences.
+        k : int
+            Most agents in the answer; fewer when fewer are there or reach the threshold.
+        threshold : float, optional
+            Least cosine.
+
+        Returns
+        -------
+        list of FoundAgent
+            Best first; only agents that a team could be made of: alive, trusted and not draining.
+
+        Raises
+        ------
+        ConfigError
+            The text is empty, or ``k`` below 1.
+        ModelError
+            The embedder's server failed.
+        """
+        self._require_open()
+        if k < 1:
+            raise errors.ConfigError(f"must be 1 or more, not {k}", where="find(k=…)", hint="use 10")
+        directory = self._open_services().directory
+
+        def allowed(agent_id: bytes) -> bool:
+            record = directory.registry.get(agent_id)
+            return record is not None and record.alive and record.trusted and not record.draining
+
+        return await directory.meaning.find(text, k, threshold=threshold, allowed=allowed)
 
     # -- runs ----------------------------------------------------------------------------------------
 
@@ -642,6 +714,10 @@ class SyncCollective:
     def attach(self, address: str) -> int:
         """See :meth:`Collective.attach`."""
         return self._call(self._collective.attach(address))
+
+    def find(self, text: str, k: int = 10, *, threshold: float | None = None) -> list[FoundAgent]:
+        """See :meth:`Collective.find`."""
+        return self._call(self._collective.find(text, k, threshold=threshold))
 
     @property
     def agents(self) -> tuple[Agent, ...]:

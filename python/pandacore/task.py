@@ -16,6 +16,7 @@ from pandacore.models.types import Document, Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pandacore.broker import CapabilityMatch
     from pandacore.patterns.base import Contract
     from pandacore.plan import Plan
 
@@ -265,6 +266,8 @@ class TeamView:
 
     members: tuple[Member, ...] = ()
     mode: str = "consolidated"
+    matches: tuple[CapabilityMatch, ...] = ()
+    """Capabilities that nobody had by name, and what was taken for each by meaning."""
 
     def _repr_html_(self) -> str:
         from pandacore.notebook import team_html
@@ -351,6 +354,7 @@ class Result:
                 {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why}
                 for m in self.team.members
             ],
+            "matches": [dataclasses.asdict(match) for match in self.team.matches],
             "plan": self.plan.to_dict() if self.plan else None,
         }
 

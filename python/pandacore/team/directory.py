@@ -10,6 +10,7 @@ from pandacore.team.entry import Entry
 
 if TYPE_CHECKING:
     from pandacore.registry import Registry
+    from pandacore.team.meaning import Meaning
 
 __all__ = ["Directory", "Entry"]
 
@@ -20,10 +21,17 @@ class Directory:
     Also the book of loads. What the registry believes of an agent's load is the agent's own last report plus
     what this caller has decided and the agent does not know yet: without the second part, simultaneous
     assemblies herd on the same agent.
+
+    Parameters
+    ----------
+    registry : Registry
+    meaning : Meaning
+        Kept in step too.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, meaning: Meaning) -> None:
         self.registry = registry
+        self.meaning = meaning
         self._entries: dict[bytes, Entry] = {}
         self._clients: dict[str, AgentClient] = {}
         self._reported: dict[bytes, int] = {}
@@ -49,11 +57,13 @@ class Directory:
             )
         self.registry.announce(entry.agent_id, entry.capabilities, concurrency=concurrency)
         self._entries[entry.agent_id] = entry
+        self.meaning.add(entry)
 
     def remove(self, agent_id: bytes) -> None:
         """Withdraw an agent; forgets its loads."""
         self.entry(agent_id)
         self.registry.withdraw(agent_id)
+        self.meaning.remove(agent_id)
         del self._entries[agent_id]
         self._reported.pop(agent_id, None)
         self._pending.pop(agent_id, None)

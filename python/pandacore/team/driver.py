@@ -22,6 +22,7 @@ from pandacore.task import (
     Budget,
     Event,
     Failure,
+    Member,
     PlanReady,
     Result,
     RunFinished,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from random import Random
 
+    from pandacore.broker import CapabilityMatch
     from pandacore.journal import Journal
     from pandacore.models.bound import BoundModel
     from pandacore.models.budget import Reservation
@@ -224,12 +226,19 @@ class Run:
         else:
             await self._log(Kind.RESUMED, {})
         self._plan, self._source = await self._make_plan()
+        directory = self._services.directory
+        self._plan, matches = await directory.meaning.fit(self._plan, directory.registry)
         self._mark("plan")
         if self._past is None or self._past.plan is None:
             await self._log(Kind.PLAN, {"plan": self._plan.to_dict(), "source": self._source})
         self._emit(PlanReady, plan=self._plan, source=self._source)
-        required = {c: self.task.redundancy.get(c, 1) for c in self._plan.capabilities}
-        self._team = await self._services.assembler.form(required, self.id)
+        asked = {match.capability: match.requirement for match in matches}
+        required = {
+            c: self.task.redundancy.get(c, self.task.redundancy.get(asked.get(c, c), 1))
+            for c in self._plan.capabilities
+        }
+        formed = await self._services.assembler.form(required, self.id)
+        self._team = TeamView(tuple(_with_match(m, matches) for m in formed.members), formed.mode, matches)
         self._mark("assemble")
         self._emit(TeamFormed, team=self._team)
         machine = self._machine = self._make_machine()
@@ -392,7 +401,7 @@ class Run:
         except errors.NoTeam:
             self._inbox.put_nowait(base.Replacement(capability, None))
             return
-        self._team = TeamView((*self._team.members, *extra.members), self._team.mode)
+        self._team = dataclasses.replace(self._team, members=(*self._team.members, *extra.members))
         self._inbox.put_nowait(base.Replacement(capability, extra.members[0].agent_id.hex()))
 
     def _noted(self, note: Mapping[str, Any], actions: list[base.Action]) -> None:
@@ -535,7 +544,7 @@ class Run:
         extra = await self._services.assembler.form(
             {capability: 1}, self.id, exclude=frozenset(map(bytes.fromhex, execute.candidates))
         )
-        self._team = TeamView((*self._team.members, *extra.members), self._team.mode)
+        self._team = dataclasses.replace(self._team, members=(*self._team.members, *extra.members))
         return extra.members[0].agent_id
 
     async def _assign(self, request: agent_pb2.AssignRequest, agent_id: bytes) -> tuple[Any, Usage]:
@@ -736,3 +745,12 @@ class EventStream:
         run = self._run
         if self._owns_run and not run.done and not run._loop.is_closed():
             run._loop.call_soon_threadsafe(run.request_cancel)
+
+
+def _with_match(member: Member, matches: tuple[CapabilityMatch, ...]) -> Member:
+    """The member, with what its capability was taken for."""
+    for match in matches:
+        if match.capability == member.capability:
+            taken = f"{member.why}; taken for {match.requirement!r} by meaning ({match.similarity:.2f})"
+            return dataclasses.replace(member, why=taken)
+    return member
