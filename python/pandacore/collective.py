@@ -179,6 +179,7 @@ class Collective:
                 )
                 stack.push_async_callback(self._host.close)
                 await self._host.start()
+                directory.host = self._host
                 self._services = Services(
                     directory, Assembler(directory, random=self._random), model, self._random, journal
                 )

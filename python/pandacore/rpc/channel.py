@@ -38,8 +38,8 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=OPTIONS)
 
 
-def check_size(message: Message, *, producer: str) -> None:
-    """Refuse a message that passes :data:`MAX_PAYLOAD`.
+def check_size(message: Message, *, producer: str) -> int:
+    """Refuse a message that passes :data:`MAX_PAYLOAD`; answers its size in bytes.
 
     Raises
     ------
@@ -55,3 +55,4 @@ def check_size(message: Message, *, producer: str) -> None:
             producer=producer,
             hint="return a reference (a path or URL) or split the material",
         )
+    return size

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
 from pandacore import errors
 from pandacore.models.types import Usage
 from pandacore.models.wire import usage_from_pb
-from pandacore.rpc.channel import check_size, open_channel
+from pandacore.rpc.channel import MAX_PAYLOAD, check_size, open_channel
 from pandacore.rpc.errors import error_of_call, from_detail
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.team.card import NONCE_BYTES, read_card
 from pandacore.team.entry import Entry
+from pandacore.team.link import Link, LocalLink, StreamLink
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+
+    from pandacore.team.host import Host
 
 __all__ = [
     "Accepted",
@@ -99,6 +102,10 @@ class SubtaskError(Exception):
         self.usage = usage
 
 
+_LARGE: Final = 256 * 1024
+"""Requests of more bytes do not go over the link."""
+
+
 class AgentClient:
     """Calls one host's agents. Bound to the event loop it is created on.
 
@@ -106,15 +113,20 @@ class AgentClient:
     ----------
     address : str
         ``host:port`` of the host.
+    host : Host, optional
+        The host itself where it is in this process: the same messages then skip the socket.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, host: Host | None = None) -> None:
         self.address = address
         self._channel = open_channel(address)
         self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
+        self._link: Link = StreamLink(self._stub.Link) if host is None else LocalLink(host)
+        self._own_calls_from = _LARGE if host is None else MAX_PAYLOAD
 
     async def close(self) -> None:
         """Close the channel; calls in flight end as ``ConnectionLost``."""
+        await self._link.close()
         await self._channel.close()
 
     async def describe(self, *, timeout_s: float) -> list[tuple[Entry, int]]:
@@ -131,7 +143,7 @@ class AgentClient:
 
     async def probe(self, agent_id: bytes, *, timeout_s: float) -> Load:
         """Read an agent's queue."""
-        return _load(await self._unary("Probe", agent_pb2.ProbeRequest(agent_id=agent_id), timeout_s))
+        return _load(await self._linked("probe", agent_pb2.ProbeRequest(agent_id=agent_id), timeout_s))
 
     async def invite(
         self, agent_id: bytes, run_id: str, capability: str, *, ttl_s: float, timeout_s: float
@@ -140,13 +152,13 @@ class AgentClient:
         request = agent_pb2.InviteRequest(
             agent_id=agent_id, run_id=run_id, capability=capability, ttl_ms=max(int(ttl_s * 1000), 1)
         )
-        reply = await self._unary("Invite", request, timeout_s)
+        reply = await self._linked("invite", request, timeout_s)
         return reply.accepted, reply.reason, _load(reply.load)
 
     async def release(self, agent_id: bytes, run_id: str, *, timeout_s: float) -> bool:
         """Give places back; True if the run held any."""
         request = agent_pb2.ReleaseRequest(agent_id=agent_id, run_id=run_id)
-        return bool((await self._unary("Release", request, timeout_s)).found)
+        return bool((await self._linked("release", request, timeout_s)).found)
 
     async def cancel(
         self, agent_id: bytes, run_id: str, subtask_id: str, attempt: int, *, timeout_s: float
@@ -155,7 +167,7 @@ class AgentClient:
         request = agent_pb2.CancelRequest(
             agent_id=agent_id, run_id=run_id, subtask_id=subtask_id, attempt=attempt
         )
-        state: agent_pb2.AttemptState = (await self._unary("Cancel", request, timeout_s)).state
+        state: agent_pb2.AttemptState = (await self._linked("cancel", request, timeout_s)).state
         return state
 
     async def heartbeat(self, run_id: str, *, timeout_s: float) -> dict[tuple[bytes, str, int], int]:
@@ -176,11 +188,16 @@ class AgentClient:
             The request passes the message limit; nothing was sent.
         """
         where = f"subtask {request.subtask_id!r} at {self.address}"
-        check_size(request, producer=f"the input of {where}")
+        size = check_size(request, producer=f"the input of {where}")
         began = False
-        call = self._stub.Assign(request, timeout=timeout_s)
+        # A large request goes as a call of its own, so that small ones need not wait behind it.
+        events = (
+            self._stub.Assign(request, timeout=timeout_s)
+            if size > self._own_calls_from
+            else self._link.assign(request, timeout_s)
+        )
         try:
-            async for event in call:
+            async for event in events:
                 match event.WhichOneof("event"):
                     case "accepted":
                         yield Accepted(event.accepted.queue_position)
@@ -202,10 +219,20 @@ class AgentClient:
                             error, executed=event.failed.executed, usage=usage_from_pb(event.failed.usage)
                         )
             raise SubtaskError(_broken(began, where, "the stream ended early"), executed=began, usage=Usage())
-        except grpc.aio.AioRpcError as error:
+        except (grpc.aio.AioRpcError, errors.PandacoreError) as error:
             raise SubtaskError(_assign_error(error, began, where), executed=began, usage=Usage()) from error
         finally:
-            call.cancel()
+            events.cancel()
+
+    async def _linked(self, method: str, request: Any, timeout_s: float) -> Any:
+        where = f"{method} at {self.address}"
+        try:
+            return await self._link.call(method, request, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise call_error(error, where) from error
+        except errors.PandacoreError as error:
+            error.where = error.where or where
+            raise
 
     async def _unary(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
@@ -234,8 +261,14 @@ def call_error(error: grpc.aio.AioRpcError, where: str) -> errors.PandacoreError
             )
 
 
-def _assign_error(error: grpc.aio.AioRpcError, began: bool, where: str) -> errors.PandacoreError:
-    typed = call_error(error, where)
+def _assign_error(
+    error: grpc.aio.AioRpcError | errors.PandacoreError, began: bool, where: str
+) -> errors.PandacoreError:
+    if isinstance(error, errors.PandacoreError):
+        typed = error
+        typed.where = typed.where or where
+    else:
+        typed = call_error(error, where)
     # Whatever cut the stream after the agent began, its effect may have happened.
     if began and isinstance(typed, errors.ConnectionLost):
         return _broken(began, where, typed.message)

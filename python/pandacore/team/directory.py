@@ -11,6 +11,7 @@ from pandacore.team.entry import Entry
 if TYPE_CHECKING:
     from pandacore.registry import Registry
     from pandacore.team.meaning import Meaning
+    from pandacore.team.host import Host
 
 __all__ = ["Directory", "Entry"]
 
@@ -32,6 +33,8 @@ class Directory:
     def __init__(self, registry: Registry, meaning: Meaning) -> None:
         self.registry = registry
         self.meaning = meaning
+        self.host: Host | None = None
+        """The host of this process: calls to its agents skip the socket."""
         self._entries: dict[bytes, Entry] = {}
         self._clients: dict[str, AgentClient] = {}
         self._reported: dict[bytes, int] = {}
@@ -109,7 +112,8 @@ class Directory:
         """The one client of a host; connects when first used."""
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = AgentClient(address)
+            own = self.host if self.host is not None and self.host.address == address else None
+            client = self._clients[address] = AgentClient(address, host=own)
         return client
 
     async def close(self) -> None:

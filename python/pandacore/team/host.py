@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -28,15 +28,16 @@ from pandacore.rpc.errors import status_code, to_detail, trailers
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.task import Task
 from pandacore.team.card import MAX_AGENTS, card_of
+from pandacore.team.desk import serve_link
 from pandacore.team.queue import WorkQueue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from pandacore.agent import Agent
     from pandacore.models.client import ModelClient
 
-__all__ = ["CANCEL_GRACE_S", "Host"]
+__all__ = ["CANCEL_GRACE_S", "Host", "Job", "Tell"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +53,15 @@ MAX_THREADS: Final = 64
 """Worker threads of a host, for agents that are plain functions."""
 
 _AttemptKey = tuple[bytes, str, str, int]
+Tell: TypeAlias = "Callable[[agent_pb2.AssignEvent], None]"
+"""Hears the events of an attempt, in order, on the loop."""
 _ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
 
 class _Context:
     """The agent's view of the runtime during one subtask; implements ``AgentContext``."""
 
-    def __init__(self, job: _Job, model: BoundModel | None) -> None:
+    def __init__(self, job: Job, model: BoundModel | None) -> None:
         self._job = job
         self._model = model
 
@@ -80,7 +83,7 @@ class _Context:
             job.loop.call_soon_threadsafe(job.add_progress, str(text))
 
 
-class _Job:
+class Job:
     """One attempt at one subtask, from acceptance to its terminal event."""
 
     def __init__(self, request: agent_pb2.AssignRequest, deadline: float | None) -> None:
@@ -97,10 +100,10 @@ class _Job:
         self.started_at: float | None = None
         self.task: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
-        self._news = asyncio.Event()
-        self._progress: deque[str] = deque(maxlen=MAX_PROGRESS)
-        self.reader = 0
         self.last: agent_pb2.AssignEvent | None = None
+        self._progress: deque[str] = deque(maxlen=MAX_PROGRESS)
+        self._flushing = False
+        self.tell: Tell | None = None
 
     @property
     def key(self) -> _AttemptKey:
@@ -113,19 +116,31 @@ class _Job:
     def add_progress(self, text: str) -> None:
         if self.last is None:
             self._progress.append(text[:10_000])
-            self._news.set()
+            if self.tell is not None and not self._flushing:
+                # Not at once: of a burst only the last lines are sent.
+                self._flushing = True
+                self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        while self._progress and self.tell is not None:
+            progress = agent_pb2.Progress(text=self._progress.popleft())
+            self.tell(agent_pb2.AssignEvent(progress=progress))
 
     def start(self) -> None:
         self.state = agent_pb2.ATTEMPT_STATE_RUNNING
         self.started_at = self.loop.time()
-        self._news.set()
+        if self.tell is not None:
+            self.tell(agent_pb2.AssignEvent(started=agent_pb2.Started()))
 
     def end(self, state: agent_pb2.AttemptState, event: agent_pb2.AssignEvent) -> None:
         """The first terminal event wins; later ones are ignored."""
         if self.last is None:
+            self._flush()
             self.state = state
             self.last = event
-            self._news.set()
+            if self.tell is not None:
+                self.tell(event)
             self.ended.set()
 
     def spend(self, usage: Usage) -> None:
@@ -139,29 +154,15 @@ class _Job:
         )
         self.end(state, agent_pb2.AssignEvent(failed=failed))
 
-    async def events(self) -> AsyncIterator[agent_pb2.AssignEvent]:
-        """What happens from now on. One reader at a time: a caller that comes back takes over."""
-        self.reader += 1
-        reader = self.reader
-        started_sent = False
-        while True:
-            await self._news.wait()
-            if reader != self.reader:
-                self._news.set()
-                raise errors.DuplicateId("another caller took this attempt over", hint="follow it there")
-            self._news.clear()
-            if self.started_at is not None and not started_sent:
-                started_sent = True
-                yield agent_pb2.AssignEvent(started=agent_pb2.Started())
-            while self._progress:
-                yield agent_pb2.AssignEvent(progress=agent_pb2.Progress(text=self._progress.popleft()))
-            if self.last is not None:
-                yield self.last
-                return
-
-    def wake(self) -> None:
-        """Have the reader look again."""
-        self._news.set()
+    def listen(self, tell: Tell) -> None:
+        """Tell somebody what happens from now on; whoever listened before is told that it no longer does."""
+        if self.tell is not None:
+            taken = errors.DuplicateId("another caller took this attempt over", hint="follow it there")
+            self.tell(agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(taken), executed=True)))
+        self.tell = tell
+        if self.started_at is not None:
+            tell(agent_pb2.AssignEvent(started=agent_pb2.Started()))
+        self._flush()
 
 
 class _Worker:
@@ -170,8 +171,8 @@ class _Worker:
     def __init__(self, agent: Agent, host: Host) -> None:
         self.agent = agent
         self.host = host
-        self.queue: WorkQueue[_Job] = WorkQueue(concurrency=agent.concurrency, limit=agent.queue_limit)
-        self.jobs: dict[_AttemptKey, _Job] = {}
+        self.queue: WorkQueue[Job] = WorkQueue(concurrency=agent.concurrency, limit=agent.queue_limit)
+        self.jobs: dict[_AttemptKey, Job] = {}
         self.service_s = 0.0
         self.abandoned = 0
         self.draining = False
@@ -226,8 +227,9 @@ class _Worker:
             self.changed()
         return found
 
-    def submit(self, request: agent_pb2.AssignRequest, deadline: float | None) -> tuple[_Job, int]:
-        job = _Job(request, deadline)
+    def submit(self, request: agent_pb2.AssignRequest, deadline: float | None) -> tuple[Job, int]:
+        """Put an attempt into the queue; :meth:`pump` starts it."""
+        job = Job(request, deadline)
         if job.key in self.jobs:
             raise errors.DuplicateId(
                 f"attempt {request.attempt} of {request.subtask_id!r} is already here",
@@ -237,11 +239,9 @@ class _Worker:
             raise errors.Overloaded(self.refusal(), hint="try another agent")
         position = self.queue.offer(job, run_id=request.run_id, priority=request.priority)
         self.jobs[job.key] = job
-        self.pump()
-        self.changed()
         return job, position
 
-    def rejoin(self, request: agent_pb2.AssignRequest) -> tuple[_Job, int] | None:
+    def rejoin(self, request: agent_pb2.AssignRequest) -> Job | None:
         """The attempt that a caller who came back asks about, if it is still here.
 
         Raises
@@ -251,8 +251,7 @@ class _Worker:
         """
         job = self.jobs.get((request.agent_id, request.run_id, request.subtask_id, request.attempt))
         if job is not None and job.request.orphan_grace_ms:
-            job.wake()
-            return job, 0
+            return job
         if request.only_if_known:
             raise errors.UnknownOutcome(
                 f"nothing is known here of attempt {request.attempt} of {request.subtask_id!r}",
@@ -260,14 +259,13 @@ class _Worker:
             )
         return None
 
-    async def orphaned(self, job: _Job) -> None:
+    async def orphaned(self, job: Job) -> None:
         """The caller's connection is gone: wait for it to come back, as long as it asked for; then stop."""
         grace_s = min(job.request.orphan_grace_ms, 3_600_000) / 1000
-        reader = job.reader
         if grace_s:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(job.ended.wait(), grace_s)
-        if not job.ended.is_set() and job.reader == reader:
+        if not job.ended.is_set() and job.tell is None:
             await self.cancel(job)
 
     def pump(self) -> None:
@@ -277,7 +275,7 @@ class _Worker:
                 self._run(job), name=f"{self.agent.name}/{job.request.subtask_id}"
             )
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: Job) -> None:
         try:
             await self._execute(job)
         except asyncio.CancelledError:
@@ -296,7 +294,7 @@ class _Worker:
             else:
                 self._finish(job)
 
-    async def _execute(self, job: _Job) -> None:
+    async def _execute(self, job: Job) -> None:
         request = job.request
         task = _task_of(request)
         context = _Context(job, self.host.bound_model(job))
@@ -317,7 +315,7 @@ class _Worker:
         check_size(completed, producer=f"agent {self.agent.name!r}")
         job.end(agent_pb2.ATTEMPT_STATE_COMPLETED, agent_pb2.AssignEvent(completed=completed))
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: Job) -> None:
         self.queue.done()
         if job.started_at is not None and job.state == agent_pb2.ATTEMPT_STATE_COMPLETED:
             took = job.loop.time() - job.started_at
@@ -327,11 +325,11 @@ class _Worker:
         self.pump()
         self.changed()
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: Job) -> None:
         if self.jobs.pop(job.key, None) is not None:
             self.host.remember(job)
 
-    async def cancel(self, job: _Job) -> None:
+    async def cancel(self, job: Job) -> None:
         """Stop an attempt, queued or running; returns within the grace time, in a terminal state."""
         if self.queue.discard(job):
             job.fail(errors.Cancelled("cancelled while it waited"), agent_pb2.ATTEMPT_STATE_CANCELLED)
@@ -345,7 +343,7 @@ class _Worker:
             await asyncio.wait_for(job.ended.wait(), CANCEL_GRACE_S)
         self.abandon(job)
 
-    def abandon(self, job: _Job) -> None:
+    def abandon(self, job: Job) -> None:
         """Give up on code that ignored its cancellation: its slot is freed, and it is counted and logged."""
         if job.ended.is_set():
             return
@@ -389,6 +387,7 @@ class Host:
         self._ended: OrderedDict[_AttemptKey, agent_pb2.AttemptState] = OrderedDict()
         self._kept: OrderedDict[_AttemptKey, agent_pb2.AssignEvent] = OrderedDict()
         self._kept_bytes = 0
+        self._errands: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
         self.threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="pandacore-agent")
         self.address = ""
@@ -474,7 +473,7 @@ class Host:
             return job.state
         return self._ended.get(key, agent_pb2.ATTEMPT_STATE_UNKNOWN)
 
-    def remember(self, job: _Job) -> None:
+    def remember(self, job: Job) -> None:
         """Keep how an attempt ended, for late questions; and its result, for a caller that comes back."""
         self._ended[job.key] = job.state
         while len(self._ended) > MAX_REMEMBERED:
@@ -490,12 +489,75 @@ class Host:
         """The last event of an ended attempt, if it is still kept."""
         return self._kept.get(key)
 
+    def assign(self, request: agent_pb2.AssignRequest, deadline: float | None, tell: Tell) -> Job | None:
+        """Take a subtask in, or up again; ``tell`` hears every event of it, at once or later.
+
+        Returns
+        -------
+        Job or None
+            None: it was told how it ended already.
+
+        Raises
+        ------
+        UnknownAgent
+            Nothing was told.
+        """
+        worker = self.worker(request.agent_id)
+        kept = self.kept((request.agent_id, request.run_id, request.subtask_id, request.attempt))
+        if kept is not None:
+            tell(agent_pb2.AssignEvent(accepted=agent_pb2.Accepted()))
+            tell(kept)
+            return None
+        position = 0
+        try:
+            job = worker.rejoin(request)
+            if job is None:
+                job, position = worker.submit(request, deadline)
+        except errors.PandacoreError as error:
+            executed = isinstance(error, errors.UnknownOutcome)
+            tell(agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=executed)))
+            return None
+        tell(agent_pb2.AssignEvent(accepted=agent_pb2.Accepted(queue_position=position)))
+        job.listen(tell)
+        worker.pump()
+        worker.changed()
+        return job
+
+    def hung_up(self, job: Job, tell: Tell) -> None:
+        """A listener is gone; unless another has taken over, or it ended, the subtask is orphaned."""
+        worker = self._workers.get(job.request.agent_id)
+        if job.tell is tell and not job.ended.is_set() and worker is not None:
+            job.tell = None
+            self.errand(worker.orphaned(job))
+
+    async def cancel(self, request: agent_pb2.CancelRequest) -> agent_pb2.AttemptState:
+        """Stop an attempt; answers the state it ended in.
+
+        Raises
+        ------
+        UnknownAgent
+            This host does not serve its agent.
+        """
+        worker = self.worker(request.agent_id)
+        key = (request.agent_id, request.run_id, request.subtask_id, request.attempt)
+        job = worker.jobs.get(key)
+        if job is None:
+            return self.state(key)
+        await worker.cancel(job)
+        return job.state
+
+    def errand(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that nobody waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._errands.add(task)  # the loop holds tasks weakly
+        task.add_done_callback(self._errands.discard)
+
     def load_changed(self, agent: Agent, load: int) -> None:
         """Tell the owner."""
         if self._load_changed is not None:
             self._load_changed(agent, load)
 
-    def bound_model(self, job: _Job) -> BoundModel | None:
+    def bound_model(self, job: Job) -> BoundModel | None:
         """The model as one subtask sees it: charged to its ledger, cut off at its deadline."""
         if self._model is None:
             return None
@@ -507,7 +569,6 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._pending: set[asyncio.Task[None]] = set()
 
     async def Probe(self, request: agent_pb2.ProbeRequest, context: _ServicerContext) -> agent_pb2.ProbeReply:
         return (await self._worker(request.agent_id, context)).probe()
@@ -535,42 +596,35 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
     async def Assign(
         self, request: agent_pb2.AssignRequest, context: _ServicerContext
     ) -> AsyncIterator[agent_pb2.AssignEvent]:
-        worker = await self._worker(request.agent_id, context)
-        key = (request.agent_id, request.run_id, request.subtask_id, request.attempt)
-        kept = self._host.kept(key)
-        if kept is not None:
-            yield agent_pb2.AssignEvent(accepted=agent_pb2.Accepted())
-            yield kept
-            return
+        await self._worker(request.agent_id, context)
         left = context.time_remaining()
         deadline = None if left is None else asyncio.get_running_loop().time() + left
+        events: asyncio.Queue[agent_pb2.AssignEvent] = asyncio.Queue()
+
+        def tell(event: agent_pb2.AssignEvent) -> None:
+            if events.qsize() < MAX_PROGRESS or not event.HasField("progress"):
+                events.put_nowait(event)
+
+        job = self._host.assign(request, deadline, tell)
         try:
-            job, position = worker.rejoin(request) or worker.submit(request, deadline)
-        except errors.PandacoreError as error:
-            executed = isinstance(error, errors.UnknownOutcome)
-            yield agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=executed))
-            return
-        try:
-            yield agent_pb2.AssignEvent(accepted=agent_pb2.Accepted(queue_position=position))
-            async for event in job.events():
+            ended = False
+            while not ended:
+                event = await events.get()
+                ended = event.HasField("completed") or event.HasField("failed")
                 yield event
-        except errors.DuplicateId as error:
-            yield agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=True))
         finally:
-            if not job.ended.is_set():
-                # The caller is gone. Not awaited, because this handler is being cancelled.
-                self._host_task(worker.orphaned(job))
+            if job is not None:
+                self._host.hung_up(job, tell)
+
+    async def Link(self, request_iterator: Any, context: _ServicerContext) -> None:
+        del request_iterator
+        await serve_link(self._host, context)
 
     async def Cancel(
         self, request: agent_pb2.CancelRequest, context: _ServicerContext
     ) -> agent_pb2.CancelReply:
-        worker = await self._worker(request.agent_id, context)
-        key = (request.agent_id, request.run_id, request.subtask_id, request.attempt)
-        job = worker.jobs.get(key)
-        if job is not None:
-            await worker.cancel(job)
-            return agent_pb2.CancelReply(state=job.state)
-        return agent_pb2.CancelReply(state=self._host.state(key))
+        await self._worker(request.agent_id, context)
+        return agent_pb2.CancelReply(state=await self._host.cancel(request))
 
     async def Heartbeat(
         self, request: agent_pb2.HeartbeatRequest, context: _ServicerContext
@@ -589,11 +643,6 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
         except errors.UnknownAgent as error:
             await context.abort(status_code(error), str(error), trailers(error))
             raise
-
-    def _host_task(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._pending.add(task)  # the loop holds tasks weakly
-        task.add_done_callback(self._pending.discard)
 
 
 def _holds(agent: Agent, capability: str) -> bool:

@@ -27,6 +27,60 @@ ATTEMPT_STATE_FAILED: AttemptState
 ATTEMPT_STATE_CANCELLED: AttemptState
 ATTEMPT_STATE_ABANDONED: AttemptState
 
+class LinkRequest(_message.Message):
+    __slots__ = ("calls",)
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[Call]
+    def __init__(self, calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("id", "probe", "invite", "release", "assign", "cancel", "hang_up", "deadline_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    HANG_UP_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    probe: ProbeRequest
+    invite: InviteRequest
+    release: ReleaseRequest
+    assign: AssignRequest
+    cancel: CancelRequest
+    hang_up: HangUp
+    deadline_ms: int
+    def __init__(self, id: _Optional[int] = ..., probe: _Optional[_Union[ProbeRequest, _Mapping]] = ..., invite: _Optional[_Union[InviteRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., assign: _Optional[_Union[AssignRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., hang_up: _Optional[_Union[HangUp, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class HangUp(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LinkReply(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[Reply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("id", "probe", "invite", "release", "assign", "cancel", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    probe: ProbeReply
+    invite: InviteReply
+    release: ReleaseReply
+    assign: AssignEvent
+    cancel: CancelReply
+    error: _model_pb2.ErrorDetail
+    def __init__(self, id: _Optional[int] = ..., probe: _Optional[_Union[ProbeReply, _Mapping]] = ..., invite: _Optional[_Union[InviteReply, _Mapping]] = ..., release: _Optional[_Union[ReleaseReply, _Mapping]] = ..., assign: _Optional[_Union[AssignEvent, _Mapping]] = ..., cancel: _Optional[_Union[CancelReply, _Mapping]] = ..., error: _Optional[_Union[_model_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ("nonce",)
     NONCE_FIELD_NUMBER: _ClassVar[int]

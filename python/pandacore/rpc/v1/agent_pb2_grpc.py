@@ -71,6 +71,11 @@ class AgentServiceStub:
                 request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
+        self.Link = channel.stream_stream(
+                '/pandacore.rpc.v1.AgentService/Link',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkRequest.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkReply.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -127,6 +132,14 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Link(self, request_iterator, context):
+        """The same calls over one stream, several to a message, for callers with many small ones. When it breaks,
+        every call on it has failed, and its subtasks are treated as if their callers had hung up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -164,6 +177,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.HeartbeatRequest.FromString,
                     response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.HeartbeatReply.SerializeToString,
+            ),
+            'Link': grpc.stream_stream_rpc_method_handler(
+                    servicer.Link,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkRequest.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +375,33 @@ class AgentService:
             '/pandacore.rpc.v1.AgentService/Heartbeat',
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.HeartbeatRequest.SerializeToString,
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.HeartbeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Link(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pandacore.rpc.v1.AgentService/Link',
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkRequest.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,160 @@
+"""The host's end of a link: takes calls, answers them, and stops what nobody waits for any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from pandacore import errors
+from pandacore.rpc.errors import to_detail
+from pandacore.rpc.v1 import agent_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pandacore.team.host import Host, Job, Tell
+
+__all__ = ["Desk", "serve_link", "take_batch"]
+
+BATCH_CALLS: Final = 256
+"""Most calls or replies of one message."""
+BATCH_BYTES: Final = 512 * 1024
+"""A message is full at this size; a larger single item goes alone."""
+MAX_UNREAD: Final = 32 * 1024 * 1024
+"""Bytes of replies that a caller may leave unread; then nothing more is taken from it until it reads."""
+
+
+def take_batch(pending: list[Any]) -> list[Any]:
+    """Take what fits one message off the front of a list; at least one item."""
+    size, count = 0, 0
+    for item in pending[:BATCH_CALLS]:
+        size += item.ByteSize()
+        if count and size > BATCH_BYTES:
+            break
+        count += 1
+    batch = pending[:count]
+    del pending[:count]
+    return batch
+
+
+class Desk:
+    """Answers the calls of one link.
+
+    Parameters
+    ----------
+    host : Host
+        Where the agents are.
+    reply : callable
+        Takes every reply, in order.
+    """
+
+    def __init__(self, host: Host, reply: Callable[[agent_pb2.Reply], None]) -> None:
+        self._host = host
+        self._reply = reply
+        self._jobs: dict[int, tuple[Job, Tell, asyncio.TimerHandle | None]] = {}
+
+    def take(self, call: agent_pb2.Call) -> None:
+        """Begin a call; a refusal is a reply as well."""
+        number, kind = call.id, call.WhichOneof("call")
+        try:
+            match kind:
+                case "invite":
+                    worker = self._host.worker(call.invite.agent_id)
+                    self._reply(agent_pb2.Reply(id=number, invite=worker.invite(call.invite)))
+                case "assign":
+                    self._assign(number, call.assign, call.deadline_ms)
+                case "release":
+                    found = self._host.worker(call.release.agent_id).release(call.release.run_id)
+                    self._reply(agent_pb2.Reply(id=number, release=agent_pb2.ReleaseReply(found=found)))
+                case "probe":
+                    load = self._host.worker(call.probe.agent_id).probe()
+                    self._reply(agent_pb2.Reply(id=number, probe=load))
+                case "cancel":
+                    self._host.errand(self._cancel(number, call.cancel))
+                case "hang_up":
+                    self._hang_up(number)
+                case _:
+                    raise errors.ProtocolError("a call of a kind unknown here", hint="check both versions")
+        except errors.PandacoreError as error:
+            self._reply(agent_pb2.Reply(id=number, error=to_detail(error)))
+
+    def _assign(self, number: int, request: agent_pb2.AssignRequest, deadline_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_ms / 1000 if deadline_ms else None
+
+        def tell(event: agent_pb2.AssignEvent) -> None:
+            ended = event.HasField("completed") or event.HasField("failed")
+            if ended and (known := self._jobs.pop(number, None)) is not None and known[2] is not None:
+                known[2].cancel()
+            self._reply(agent_pb2.Reply(id=number, assign=event))
+
+        job = self._host.assign(request, deadline, tell)
+        if job is not None and not job.ended.is_set():
+            timer = None if deadline is None else loop.call_at(deadline, self._hang_up, number)
+            self._jobs[number] = (job, tell, timer)
+
+    async def _cancel(self, number: int, request: agent_pb2.CancelRequest) -> None:
+        try:
+            state = await self._host.cancel(request)
+        except errors.PandacoreError as error:
+            self._reply(agent_pb2.Reply(id=number, error=to_detail(error)))
+        else:
+            self._reply(agent_pb2.Reply(id=number, cancel=agent_pb2.CancelReply(state=state)))
+
+    def _hang_up(self, number: int) -> None:
+        job, tell, timer = self._jobs.pop(number, (None, None, None))
+        if timer is not None:
+            timer.cancel()
+        if job is not None and tell is not None:
+            self._host.hung_up(job, tell)
+
+    def close(self) -> None:
+        """The caller is gone: its subtasks are treated as if it had hung up on each."""
+        for number in list(self._jobs):
+            self._hang_up(number)
+
+
+async def serve_link(host: Host, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Serve one stream until its caller leaves."""
+    pending: list[agent_pb2.Reply] = []
+    unread = 0
+    wake, drained = asyncio.Event(), asyncio.Event()
+
+    def reply(message: agent_pb2.Reply) -> None:
+        nonlocal unread
+        if unread > MAX_UNREAD and message.assign.HasField("progress"):
+            return
+        pending.append(message)
+        unread += message.ByteSize()
+        wake.set()
+
+    async def write() -> None:
+        nonlocal unread
+        while True:
+            await wake.wait()
+            wake.clear()
+            while pending:
+                batch = take_batch(pending)
+                await context.write(agent_pb2.LinkReply(replies=batch))
+                unread -= sum(item.ByteSize() for item in batch)
+                drained.set()
+
+    desk = Desk(host, reply)
+    writer = asyncio.get_running_loop().create_task(write(), name="pandacore desk writer")
+    try:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            for call in message.calls:
+                desk.take(call)
+            while unread > MAX_UNREAD and not writer.done():
+                drained.clear()
+                await drained.wait()
+            if writer.done():
+                break
+    finally:
+        desk.close()
+        writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await writer
