@@ -56,10 +56,10 @@ class Served:
         raise AssertionError("no output")
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
+@pytest.fixture(params=["over a socket", "in the process"])
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     host = Host()
-    client = AgentClient(await host.start())
+    client = AgentClient(await host.start(), host=host if request.param == "in the process" else None)
     yield Served(host, client)
     await client.close()
     await host.close()
@@ -301,6 +301,32 @@ async def test_the_deadline_of_the_call_stops_the_work(served: Served) -> None:
     assert isinstance(caught.value.error, errors.DeadlineExceeded)
     async with asyncio.timeout(3):
         await stopped.wait()
+
+
+async def test_many_calls_share_messages_and_none_is_mixed_up(served: Served) -> None:
+    async def double(task: Task) -> int:
+        return 2 * int(task.text)
+
+    agents = [served.add(double, concurrency=8, queue_limit=200) for _ in range(3)]
+    asked = [
+        served.output(agents[n % 3], subtask_id=f"s{n}", instruction=str(n), inputs_json=f'"{"x" * 9_000}"')
+        for n in range(300)
+    ]
+    assert await asyncio.gather(*asked) == [2 * n for n in range(300)]
+
+
+async def test_progress_beyond_what_is_read_is_dropped_and_the_end_still_arrives(served: Served) -> None:
+    async def chatty(task: Task, ctx: AgentContext) -> str:
+        for n in range(10_000):
+            ctx.progress(str(n))
+        return "end"
+
+    request = served.request(served.add(chatty))
+    events = [e async for e in served.client.assign(request, timeout_s=10)]
+    lines = [e.text for e in events if isinstance(e, Progress)]
+    assert 0 < len(lines) <= 64
+    assert lines[-1] == "9999"
+    assert isinstance(events[-1], Completed)
 
 
 async def test_heartbeat_names_the_attempts_of_a_run(served: Served) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pandacore.team.host import Host, Job, Tell
 
-__all__ = ["Desk", "serve_link", "take_batch"]
+__all__ = ["BATCH_BYTES", "BATCH_CALLS", "Desk", "serve_link", "take_batch"]
 
 BATCH_CALLS: Final = 256
 """Most calls or replies of one message."""

@@ -616,7 +616,10 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
             if job is not None:
                 self._host.hung_up(job, tell)
 
-    async def Link(self, request_iterator: Any, context: _ServicerContext) -> None:
+    # gRPC takes this form, which reads and writes by itself, as well as a generator.
+    async def Link(  # type: ignore[override]
+        self, request_iterator: Any, context: _ServicerContext
+    ) -> None:
         del request_iterator
         await serve_link(self._host, context)
 
