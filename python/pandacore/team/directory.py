@@ -10,8 +10,8 @@ from pandacore.team.entry import Entry
 
 if TYPE_CHECKING:
     from pandacore.registry import Registry
-    from pandacore.team.meaning import Meaning
     from pandacore.team.host import Host
+    from pandacore.team.meaning import Meaning
 
 __all__ = ["Directory", "Entry"]
 
