@@ -20,7 +20,7 @@ from pandacore.cli.main import COMMANDS
 from pandacore.cli.output import Exit, clean, exit_code_of, exit_code_of_kind
 
 Command = Callable[..., Any]  # the fixture of conftest.py; it returns a `Done`
-MODULE = [sys.executable, "-m", "pandacore.cli.main"]
+MODULE = [sys.executable, "-m", "pandacore"]
 
 
 def spawn(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:

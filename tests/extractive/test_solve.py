@@ -52,6 +52,34 @@ def test_answers(question: str, answer: str) -> None:
     assert found.text == answer
 
 
+BEARS = library(
+    (
+        "Sun bear",
+        "The sun bear is a bear native to the forests of Ansara. Though it belongs to the order Carnivora, the"
+        " sun bear eats honey and small insects, which make up most of its diet. It was first described by the"
+        " traveller Ida Roth in 1821",
+    ),
+    ("Ice bear", "The ice bear is a bear native to the Northern Isles. It feeds mainly on seals"),
+    ("Bear", "A bear is a mammal. Bears live in Ansara and on the Northern Isles"),
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What does the sun bear eat?", "honey and small insects"),
+        ("What does the ice bear feed on?", "seals"),
+        ("Who first described the sun bear?", "Ida Roth"),
+        ("Where does the ice bear live?", "Northern Isles"),
+    ],
+)
+def test_plain_question_is_answered_from_the_passage_on_its_subject(question: str, answer: str) -> None:
+    found = solve(BEARS, question)
+    assert found is not None
+    assert found.text == answer
+    assert {i for i, _ in found.evidence} == {0 if "sun" in question else 1}
+
+
 def test_evidence_holds_the_bridge_and_the_answer() -> None:
     found = solve(WORLD, "Where was the architect who designed the Red Mill born?")
     assert found is not None

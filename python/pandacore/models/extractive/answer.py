@@ -43,7 +43,7 @@ class _Mention:
     text: str
     start: int
     end: int
-    kind: str  # name quote group date number title country
+    kind: str  # name quote group object date number title country
     unit: str = ""
 
 
@@ -159,6 +159,8 @@ def candidates(
             base += _WEIGHTS["second"] * is_second - _WEIGHTS["named"] * named
             base += _WEIGHTS["lead"] * (position == 0) - _WEIGHTS["late"] * min(position, 5)
             mentions: list[_Mention] = list(_mentions(sentence))
+            if asked.acts:
+                mentions += _objects(sentence, asked.cue)
             if position == 0:
                 title = base_title(passage.title)
                 mentions.append(_Mention(title, 0, 0, "title"))
@@ -185,6 +187,39 @@ def candidates(
                 if old is None or score > old.score:
                     best[key] = Candidate(text, index, position, score, mention.kind)
     return sorted(best.values(), key=lambda c: (-c.score, c.passage, c.sentence, c.text))
+
+
+# What may stand between a verb and its object, and inside the object.
+_LEADING = frozenset("the a an its his her their mainly mostly chiefly only also on in of".split())
+_INSIDE = frozenset("and or of the its".split())
+
+
+def _objects(sentence: str, verb: str) -> list[_Mention]:
+    """What follows a verb up to the end of its phrase: "eats | bamboo shoots and leaves |, which ...".
+
+    At most ten words each.
+    """
+    tokens = tokenize(sentence)
+    found: list[_Mention] = []
+    for i, token in enumerate(tokens):
+        if stem(token.text) != verb and stem(token.text) not in equivalents(verb):
+            continue
+        first = i + 1
+        while first < len(tokens) and fold(tokens[first].text) in _LEADING:
+            first += 1
+        last = i
+        for k in range(first, min(first + 10, len(tokens))):
+            if sentence[tokens[k - 1].end : tokens[k].start].strip(" -'"):
+                break
+            word = fold(tokens[k].text)
+            if word not in STOPWORDS:
+                last = k
+            elif word not in _INSIDE:
+                break
+        if last >= first:
+            start, end = tokens[first].start, tokens[last].end
+            found.append(_Mention(sentence[start:end], start, end, "object"))
+    return found
 
 
 def _nearness(sentence: str, mention: _Mention, weights: dict[str, float], total: float) -> float:
@@ -249,6 +284,8 @@ def _fit(  # noqa: PLR0917
         return (text, -_WEIGHTS["untyped"]) if expects == "thing" else None
     if expects == "country":
         return (text, 0.5) if tuple(fold(t.text) for t in tokenize(text)) in COUNTRIES else None
+    if kind == "object":
+        return text, _WEIGHTS["object"]
     if kind == "group":
         if expects != "thing":
             return None
@@ -397,6 +434,7 @@ _WEIGHTS = {
     "unit": 0.6,
     "untyped": 0.5,
     "group": 0.6,
+    "object": 0.4,
     "class": 1.0,
     "title": 0.1,
     "beside": 0.3,

@@ -44,6 +44,7 @@ class Question:
     or of a comparison. ``relation`` is the direction of a comparison, ``""`` for none. ``via`` are the stems
     of nouns that describe something unnamed on the way: "the *film* that …", "a *university* in …". ``cue``
     is the stem of the verb that the answer belongs to: "where was … *born*", "*located* in what city".
+    ``acts``: the answer is what the verb acts on, "what does … *eat*".
     """
 
     text: str
@@ -56,6 +57,7 @@ class Question:
     names: tuple[str, ...]
     via: tuple[str, ...] = ()
     cue: str = ""
+    acts: bool = False
 
 
 def _clean_name(text: str) -> str:
@@ -214,9 +216,12 @@ def analyse(text: str) -> Question:
     marks = {"both", "share", "shared", "common", "same", "between"}
     if both and (marks & set(words) or (asks == 0 and re.search(r"\b(?:are|were|do|did)\b", text))):
         return Question(text, "shared", expects, nouns, head, both, relation, names)
-    return Question(
-        text, "span", expects, nouns, head, (), relation, names, _described(text, nouns), _cue(text, asks)
-    )
+    via, cue = _described(text, nouns), _cue(text, asks)
+    acts = bool(cue) and expects == "thing" and words[asks : asks + 2] in _ACTS
+    return Question(text, "span", expects, nouns, head, (), relation, names, via, cue, acts)
+
+
+_ACTS = [["what", aux] for aux in ("do", "does", "did", "can", "will")]
 
 
 def _cue(text: str, asks: int) -> str:

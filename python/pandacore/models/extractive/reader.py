@@ -8,7 +8,7 @@ from pandacore.models.extractive.answer import candidates, find_span
 from pandacore.models.extractive.comparison import compare, subjects
 from pandacore.models.extractive.lexicon import equivalents
 from pandacore.models.extractive.question import Question, analyse
-from pandacore.models.extractive.retrieve import Library, query_terms
+from pandacore.models.extractive.retrieve import Library, folded, query_terms
 from pandacore.models.extractive.text import base_title, content_stems, fold, stems
 
 __all__ = ["Answer", "select_passages", "select_sentences", "solve"]
@@ -122,7 +122,11 @@ def solve(library: Library, question: str) -> Answer | None:
                 )
             return Answer(outcome.answer, evidence, outcome.confidence, asked.kind)
     pairs = library.pairs(question)
-    if pairs:
+    subject = _only_subject(library, question)
+    if subject is not None:
+        pairs = []
+        found = candidates(library, question, (subject,))
+    elif pairs:
         found = find_span(library, question, pairs)
     else:
         single = tuple(hit.index for hit in library.rank(question, limit=1) if hit.score > 0)
@@ -141,6 +145,20 @@ def solve(library: Library, question: str) -> Answer | None:
     return Answer(best.text, evidence, max(0.05, min(0.9, sure)), asked.kind)
 
 
+def _only_subject(library: Library, question: str) -> int | None:
+    """The passage that answers alone: the question names its subject and asks one plain thing of it."""
+    claims = library.claims(question)
+    if len(claims) != 1:
+        return None
+    ((index, (start, _)),) = claims.items()
+    before = [w for w in folded(question)[:start] if w not in _ARTICLES]
+    if before and before[-1] == "of":  # "the designer of ...": somebody else is asked about
+        return None
+    own = set(content_stems(library.passages[index].title))
+    rest = {t for t in content_stems(question) if t not in own}
+    return index if len(rest) <= _WEIGHTS["plain"] else None
+
+
 def _cover(library: Library, question: str, passages: tuple[int, ...]) -> float:
     """The share of the question's terms that some passages hold, rare ones counting more."""
     weights = {t: library.index.idf(t) for t in query_terms(question)}
@@ -148,6 +166,7 @@ def _cover(library: Library, question: str, passages: tuple[int, ...]) -> float:
     return held / (sum(weights.values()) or 1.0)
 
 
+_ARTICLES = frozenset(("the", "a", "an"))
 _WEIGHTS = {
     "overlap": 1.0,
     "lead": 0.3,
@@ -156,4 +175,5 @@ _WEIGHTS = {
     "bridge": 0.15,
     "most": 3,
     "enough": 0.45,
+    "plain": 2,
 }

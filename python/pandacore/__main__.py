@@ -1,0 +1,5 @@
+"""``python -m pandacore``: the command line."""
+
+from pandacore.cli.main import main
+
+main()
