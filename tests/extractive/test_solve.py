@@ -55,9 +55,9 @@ def test_answers(question: str, answer: str) -> None:
 BEARS = library(
     (
         "Sun bear",
-        "The sun bear is a bear native to the forests of Ansara. Though it belongs to the order Carnivora, the"
-        " sun bear eats honey and small insects, which make up most of its diet. It was first described by the"
-        " traveller Ida Roth in 1821",
+        "The sun bear is a bear native to the forests of Ansara. Though it belongs to the order Carnivora,"
+        " the sun bear eats honey and small insects, which make up most of its diet. It was first described"
+        " by the traveller Ida Roth in 1821",
     ),
     ("Ice bear", "The ice bear is a bear native to the Northern Isles. It feeds mainly on seals"),
     ("Bear", "A bear is a mammal. Bears live in Ansara and on the Northern Isles"),
