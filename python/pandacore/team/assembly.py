@@ -1,26 +1,30 @@
-"""Assembly over the network: the registry proposes, agents are probed and invited, refusals are replaced."""
+"""Assembly over the network: the registry proposes, agents are invited, refusals are replaced.
+
+The reply to an invitation carries the agent's load, so that nobody is probed in a call of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pandacore import errors
-from pandacore.task import Member, TeamView
-from pandacore.team.client import Load, gather_within
+from pandacore.task import EMPTY, Member, TeamView
+from pandacore.team.client import Load, invited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
     from pandacore.registry import Team
+    from pandacore.rpc.v1 import agent_pb2
     from pandacore.team.directory import Directory
 
 __all__ = ["Assembler"]
 
-PROBE_TIMEOUT_S: Final = 0.25
-"""Probes that take longer are not waited for: what answered is enough."""
 INVITE_TIMEOUT_S: Final = 2.0
 LEAVE_S: Final = 0.5
 """Seconds that a cancelled assembly spends on giving back what it was about to be given."""
@@ -69,8 +73,7 @@ class Assembler:
             for agent_id, _, _ in choice:
                 self._directory.expect(agent_id, +1)
             try:
-                loads = await self._probe({agent_id for agent_id, _, _ in choice})
-                refused = await self._invite_or_leave(choice, run_id)
+                refused, loads = await self._invite(choice, run_id)
             finally:
                 for agent_id, _, _ in choice:
                     self._directory.expect(agent_id, -1)
@@ -116,43 +119,43 @@ class Assembler:
             f"no team: {listed}", missing=missing, hint="add agents with these capabilities to the collective"
         )
 
-    async def _probe(self, agent_ids: set[bytes]) -> dict[bytes, Load]:
-        probes = {a: self._directory.client(a).probe(a, timeout_s=PROBE_TIMEOUT_S) for a in agent_ids}
-        answers = await gather_within(probes, PROBE_TIMEOUT_S)
-        loads = {a: load for a, load in answers.items() if isinstance(load, Load)}
-        for agent_id, load in loads.items():
-            self._directory.report(agent_id, load.total)
-        return loads
-
-    async def _invite_or_leave(self, choice: list[tuple[bytes, str, int]], run_id: str) -> dict[bytes, str]:
-        """Invite all; a caller that is cancelled meanwhile leaves no place behind."""
-        inviting = asyncio.ensure_future(self._invite(choice, run_id))
-        try:
-            return await asyncio.shield(inviting)
-        except asyncio.CancelledError:
-            # An invitation under way may still be accepted: wait for it, then give the places back. What is
-            # not answered in time expires at the agent.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_S):
-                    await asyncio.wait({inviting})
-                    await self._release({agent_id for agent_id, _, _ in choice}, run_id)
-            inviting.cancel()
-            raise
-
-    async def _invite(self, choice: list[tuple[bytes, str, int]], run_id: str) -> dict[bytes, str]:
-        """Invite all; answers the reason of each that did not accept."""
-
-        async def ask(agent_id: bytes, capability: str) -> str:
+    async def _invite(
+        self, choice: list[tuple[bytes, str, int]], run_id: str
+    ) -> tuple[dict[bytes, str], dict[bytes, Load]]:
+        """Invite all; answers why some did not accept, and the loads before. Cancelled, no place is left."""
+        asked: list[tuple[bytes, asyncio.Future[agent_pb2.InviteReply]]] = []
+        refused: dict[bytes, str] = {}
+        loads: dict[bytes, Load] = {}
+        for agent_id, capability, _ in choice:
             try:
-                accepted, reason, _ = await self._directory.client(agent_id).invite(
-                    agent_id, run_id, capability, ttl_s=RESERVATION_S, timeout_s=INVITE_TIMEOUT_S
-                )
-            except errors.PandacoreError as error:
-                return str(error)
-            return "" if accepted else reason or "declined"
-
-        reasons = await asyncio.gather(*(ask(agent_id, capability) for agent_id, capability, _ in choice))
-        return {agent_id: why for (agent_id, _, _), why in zip(choice, reasons, strict=True) if why}
+                client = self._directory.client(agent_id)
+            except errors.UnknownAgent as error:
+                refused[agent_id] = str(error)
+                continue
+            reply = client.invitation(
+                agent_id, run_id, capability, ttl_s=RESERVATION_S, timeout_s=INVITE_TIMEOUT_S
+            )
+            asked.append((agent_id, reply))
+        try:
+            for agent_id, reply in asked:
+                try:
+                    accepted, reason, load = invited(await reply)
+                except errors.PandacoreError as error:
+                    refused[agent_id] = str(error)
+                    continue
+                self._directory.report(agent_id, load.total)
+                if not accepted:
+                    refused[agent_id] = reason or "declined"
+                elif agent_id not in loads:
+                    loads[agent_id] = replace(load, reserved=load.reserved - 1)
+        except asyncio.CancelledError:
+            for _, reply in asked:
+                reply.cancel()
+            with contextlib.suppress(TimeoutError):  # what is not answered in time expires at the agent
+                async with asyncio.timeout(LEAVE_S):
+                    await self._release({agent_id for agent_id, _ in asked}, run_id)
+            raise
+        return refused, loads
 
     async def _release(self, agent_ids: set[bytes], run_id: str) -> None:
         async def give_back(agent_id: bytes) -> None:
@@ -161,10 +164,16 @@ class Assembler:
 
         await asyncio.gather(*(give_back(a) for a in agent_ids))
 
-    async def disband(self, team: TeamView, run_id: str) -> None:
-        """Give back the places that the run did not use."""
-        known = {m.agent_id for m in team.members if m.agent_id in self._directory}
-        await self._release(known, run_id)
+    async def disband(self, team: TeamView, run_id: str, used: Mapping[bytes, int] = EMPTY) -> None:
+        """Give back the places that the run did not use.
+
+        Parameters
+        ----------
+        used : mapping of bytes to int
+            Subtasks per agent that were accepted: each took one place.
+        """
+        held = Counter(m.agent_id for m in team.members if m.agent_id in self._directory)
+        await self._release({a for a, places in held.items() if used.get(a, 0) < places}, run_id)
 
     def _member(
         self, agent_id: bytes, capability: str, load: int, loads: Mapping[bytes, Load], mode: str

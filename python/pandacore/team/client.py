@@ -33,6 +33,7 @@ __all__ = [
     "Progress",
     "Started",
     "SubtaskError",
+    "invited",
 ]
 
 
@@ -121,7 +122,7 @@ class AgentClient:
         self.address = address
         self._channel = open_channel(address)
         self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
-        self._link: Link = StreamLink(self._stub.Link) if host is None else LocalLink(host)
+        self._link: Link = StreamLink(address, self._stub.Link) if host is None else LocalLink(host)
         self._own_calls_from = _LARGE if host is None else MAX_PAYLOAD
 
     async def close(self) -> None:
@@ -143,22 +144,27 @@ class AgentClient:
 
     async def probe(self, agent_id: bytes, *, timeout_s: float) -> Load:
         """Read an agent's queue."""
-        return _load(await self._linked("probe", agent_pb2.ProbeRequest(agent_id=agent_id), timeout_s))
+        return _load(await self._link.ask("probe", agent_pb2.ProbeRequest(agent_id=agent_id), timeout_s))
 
     async def invite(
         self, agent_id: bytes, run_id: str, capability: str, *, ttl_s: float, timeout_s: float
     ) -> tuple[bool, str, Load]:
         """Ask for a place in an agent's queue; answers (accepted, why not, load after)."""
+        return invited(await self.invitation(agent_id, run_id, capability, ttl_s=ttl_s, timeout_s=timeout_s))
+
+    def invitation(
+        self, agent_id: bytes, run_id: str, capability: str, *, ttl_s: float, timeout_s: float
+    ) -> asyncio.Future[agent_pb2.InviteReply]:
+        """An invitation that is on its way at once; :func:`invited` reads the reply."""
         request = agent_pb2.InviteRequest(
             agent_id=agent_id, run_id=run_id, capability=capability, ttl_ms=max(int(ttl_s * 1000), 1)
         )
-        reply = await self._linked("invite", request, timeout_s)
-        return reply.accepted, reply.reason, _load(reply.load)
+        return self._link.ask("invite", request, timeout_s)
 
     async def release(self, agent_id: bytes, run_id: str, *, timeout_s: float) -> bool:
-        """Give places back; True if the run held any."""
+        """Give places back; True if the run held any. A release overtakes no invitation made before it."""
         request = agent_pb2.ReleaseRequest(agent_id=agent_id, run_id=run_id)
-        return bool((await self._linked("release", request, timeout_s)).found)
+        return bool((await self._link.ask("release", request, timeout_s)).found)
 
     async def cancel(
         self, agent_id: bytes, run_id: str, subtask_id: str, attempt: int, *, timeout_s: float
@@ -167,7 +173,7 @@ class AgentClient:
         request = agent_pb2.CancelRequest(
             agent_id=agent_id, run_id=run_id, subtask_id=subtask_id, attempt=attempt
         )
-        state: agent_pb2.AttemptState = (await self._linked("cancel", request, timeout_s)).state
+        state: agent_pb2.AttemptState = (await self._link.ask("cancel", request, timeout_s)).state
         return state
 
     async def heartbeat(self, run_id: str, *, timeout_s: float) -> dict[tuple[bytes, str, int], int]:
@@ -224,16 +230,6 @@ class AgentClient:
         finally:
             events.cancel()
 
-    async def _linked(self, method: str, request: Any, timeout_s: float) -> Any:
-        where = f"{method} at {self.address}"
-        try:
-            return await self._link.call(method, request, timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise call_error(error, where) from error
-        except errors.PandacoreError as error:
-            error.where = error.where or where
-            raise
-
     async def _unary(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
             return await getattr(self._stub, method)(request, timeout=timeout_s)
@@ -285,6 +281,11 @@ def _broken(began: bool, where: str, why: str) -> errors.PandacoreError:
     return errors.ConnectionLost(f"the connection broke before the agent began: {why}", where=where)
 
 
+def invited(reply: agent_pb2.InviteReply) -> tuple[bool, str, Load]:
+    """What an agent answered to an invitation: (accepted, why not, load after)."""
+    return reply.accepted, reply.reason, _load(reply.load)
+
+
 def _load(reply: agent_pb2.ProbeReply) -> Load:
     return Load(
         reply.queued,
@@ -295,21 +296,3 @@ def _load(reply: agent_pb2.ProbeReply) -> Load:
         reply.service_s,
         reply.accepting,
     )
-
-
-async def gather_within(calls: dict[bytes, Any], timeout_s: float) -> dict[bytes, Any]:
-    """Run calls side by side and take what came within the time: value or exception by key."""
-    tasks = {key: asyncio.ensure_future(call) for key, call in calls.items()}
-    if not tasks:
-        return {}
-    try:
-        await asyncio.wait(tasks.values(), timeout=timeout_s)
-    finally:
-        for task in tasks.values():
-            task.cancel()
-    await asyncio.gather(*tasks.values(), return_exceptions=True)
-    return {
-        key: task.exception() or task.result()
-        for key, task in tasks.items()
-        if task.done() and not task.cancelled()
-    }

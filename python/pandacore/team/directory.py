@@ -31,7 +31,8 @@ class Directory:
     """
 
     def __init__(self, registry: Registry, meaning: Meaning) -> None:
-        self.registry = registry
+        self._registry = registry
+        self._stale: set[bytes] = set()
         self.meaning = meaning
         self.host: Host | None = None
         """The host of this process: calls to its agents skip the socket."""
@@ -39,6 +40,14 @@ class Directory:
         self._clients: dict[str, AgentClient] = {}
         self._reported: dict[bytes, int] = {}
         self._pending: dict[bytes, int] = {}
+
+    @property
+    def registry(self) -> Registry:
+        """The registry, with the loads of this moment."""
+        for agent_id in self._stale:
+            self._registry.set_load(agent_id, self.load(agent_id))
+        self._stale.clear()
+        return self._registry
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -128,7 +137,7 @@ class Directory:
         """The agent says that its load is ``load``."""
         if agent_id in self._entries:
             self._reported[agent_id] = load
-            self._write(agent_id)
+            self._stale.add(agent_id)
 
     def expect(self, agent_id: bytes, change: int) -> None:
         """This caller is about to add ``change``, or (negative) no longer is."""
@@ -139,11 +148,8 @@ class Directory:
             self._pending[agent_id] = pending
         else:
             self._pending.pop(agent_id, None)
-        self._write(agent_id)
+        self._stale.add(agent_id)
 
     def load(self, agent_id: bytes) -> int:
         """The believed load."""
         return max(self._reported.get(agent_id, 0) + self._pending.get(agent_id, 0), 0)
-
-    def _write(self, agent_id: bytes) -> None:
-        self.registry.set_load(agent_id, self.load(agent_id))

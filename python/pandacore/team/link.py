@@ -30,29 +30,43 @@ __all__ = ["Link", "LocalLink", "StreamLink", "Subscription"]
 class _Once:
     """Waits for one reply."""
 
-    __slots__ = ("future",)
+    __slots__ = ("future", "link", "name", "number", "timer")
 
-    def __init__(self, future: asyncio.Future[Any]) -> None:
-        self.future = future
+    def __init__(self, link: Link, number: int, name: str, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.link = link
+        self.number = number
+        self.name = name
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.timer = loop.call_later(timeout_s, link._late, number)
 
     def replied(self, reply: agent_pb2.Reply) -> None:
+        self._settle()
         if self.future.done():
             return
         if reply.HasField("error"):
-            self.future.set_exception(from_detail(reply.error))
+            self.future.set_exception(self._placed(from_detail(reply.error)))
         else:
-            self.future.set_result(reply)
+            self.future.set_result(getattr(reply, self.name))
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: errors.PandacoreError) -> None:
+        self._settle()
         if not self.future.done():
-            self.future.set_exception(error)
+            self.future.set_exception(self._placed(error))
+
+    def _settle(self) -> None:
+        self.timer.cancel()
+        self.link._waiting.pop(self.number, None)
+
+    def _placed(self, error: errors.PandacoreError) -> errors.PandacoreError:
+        error.where = error.where or f"{self.name} at {self.link.address}"
+        return error
 
 
 class Subscription:
     """The events of one assigned subtask, to be iterated over; ends after ``completed`` or ``failed``.
 
-    The iteration raises a PandacoreError or AioRpcError if the link breaks, the host refuses the call, or its
-    time is over.
+    The iteration raises a PandacoreError if the link breaks, the host refuses the call, or its time is over.
     """
 
     __slots__ = ("_ended", "_error", "_events", "_link", "_number", "_timer", "_wake")
@@ -63,7 +77,7 @@ class Subscription:
         self._timer = timer
         self._ended = False
         self._events: deque[agent_pb2.AssignEvent] = deque()
-        self._error: Exception | None = None
+        self._error: errors.PandacoreError | None = None
         self._wake: asyncio.Future[None] | None = None
 
     def replied(self, reply: agent_pb2.Reply) -> None:
@@ -73,7 +87,7 @@ class Subscription:
             self._events.append(reply.assign)
             self._notify()
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: errors.PandacoreError) -> None:
         self._error = self._error or error
         self._notify()
 
@@ -104,25 +118,25 @@ class Subscription:
 
 
 class Link:
-    """Calls and their replies, matched by number; how they travel is up to the subclass."""
+    """Calls and their replies, matched by number; how they travel is up to the subclass.
 
-    def __init__(self) -> None:
+    Calls arrive in the order in which they were made.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Once | Subscription] = {}
 
-    async def call(self, name: str, request: Any, timeout_s: float) -> Any:
-        """One call with one reply: ``probe``, ``invite``, ``release`` or ``cancel``."""
-        loop = asyncio.get_running_loop()
+    def ask(self, name: str, request: Any, timeout_s: float) -> asyncio.Future[Any]:
+        """One call with one reply: ``probe``, ``invite``, ``release`` or ``cancel``. On its way at once."""
         number = next(self._numbers)
-        future: asyncio.Future[Any] = loop.create_future()
-        self._waiting[number] = _Once(future)
-        timer = loop.call_later(timeout_s, self._late, number)
+        waiter = self._waiting[number] = _Once(self, number, name, timeout_s)
         try:
             self._send(agent_pb2.Call(id=number, **{name: request}))
-            return getattr(await future, name)
-        finally:
-            timer.cancel()
-            self._waiting.pop(number, None)
+        except errors.PandacoreError as error:
+            waiter.failed(error)
+        return waiter.future
 
     def assign(self, request: agent_pb2.AssignRequest, timeout_s: float | None) -> Subscription:
         """Have a subtask run; what becomes of it comes through the subscription."""
@@ -171,12 +185,13 @@ class StreamLink(Link):
 
     Parameters
     ----------
+    address : str
     open_stream : callable
         Opens the bidirectional call.
     """
 
-    def __init__(self, open_stream: Callable[[], Any]) -> None:
-        super().__init__()
+    def __init__(self, address: str, open_stream: Callable[[], Any]) -> None:
+        super().__init__(address)
         self._open_stream = open_stream
         self._stream: _Stream | None = None
         self._closed = False
@@ -256,7 +271,7 @@ class LocalLink(Link):
     """A link to the host of this process: the same messages, without a socket."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__()
+        super().__init__(host.address)
         self._desk = Desk(host, self._replied)
 
     def _send(self, call: agent_pb2.Call) -> None:

@@ -35,6 +35,8 @@ class WorkQueue(Generic[T]):
         self._waiting: list[_Entry[T]] = []
         self._entries: dict[int, _Entry[T]] = {}
         self._reserved: dict[str, int] = {}
+        self.reserved = 0
+        """Places held for invited runs."""
         self._numbers = itertools.count()
 
     @property
@@ -43,14 +45,9 @@ class WorkQueue(Generic[T]):
         return len(self._entries)
 
     @property
-    def reserved(self) -> int:
-        """Places held for invited runs."""
-        return sum(self._reserved.values())
-
-    @property
     def load(self) -> int:
         """What a probe reads: running, waiting and reserved together."""
-        return self.running + self.queued + self.reserved
+        return self.running + len(self._entries) + self.reserved
 
     @property
     def full(self) -> bool:
@@ -62,6 +59,7 @@ class WorkQueue(Generic[T]):
         if self.full:
             return False
         self._reserved[run_id] = self._reserved.get(run_id, 0) + 1
+        self.reserved += 1
         return True
 
     def release(self, run_id: str) -> bool:
@@ -69,6 +67,7 @@ class WorkQueue(Generic[T]):
         held = self._reserved.pop(run_id, 0)
         if held > 1:
             self._reserved[run_id] = held - 1
+        self.reserved -= held > 0
         return held > 0
 
     def offer(self, item: T, *, run_id: str, priority: int = 0) -> int:
