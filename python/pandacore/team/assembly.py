@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pandacore import errors
-from pandacore.task import EMPTY, Member, TeamView
+from pandacore.task import Member, TeamView
 from pandacore.team.client import Load, invited
 
 if TYPE_CHECKING:
@@ -164,14 +164,15 @@ class Assembler:
 
         await asyncio.gather(*(give_back(a) for a in agent_ids))
 
-    async def disband(self, team: TeamView, run_id: str, used: Mapping[bytes, int] = EMPTY) -> None:
+    async def disband(self, team: TeamView, run_id: str, used: Mapping[bytes, int] | None = None) -> None:
         """Give back the places that the run did not use.
 
         Parameters
         ----------
-        used : mapping of bytes to int
+        used : mapping of bytes to int, optional
             Subtasks per agent that were accepted: each took one place.
         """
+        used = used or {}
         held = Counter(m.agent_id for m in team.members if m.agent_id in self._directory)
         await self._release({a for a, places in held.items() if used.get(a, 0) < places}, run_id)
 
