@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,7 +15,7 @@ from pandacore.agent import Agent
 from pandacore.task import Budget, Result, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from types import TracebackType
 
     from pandacore.journal import Journal
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from pandacore.models.embedders import Embedder
     from pandacore.patterns.base import Machine
     from pandacore.registry import Registry
+    from pandacore.reputation import Reputation, ReputationPolicy
     from pandacore.task import Event
     from pandacore.team.driver import EventStream, Run, Services
     from pandacore.team.host import Host
     from pandacore.team.meaning import FoundAgent
+    from pandacore.team.vetting import Verdict, Vetting
+    from pandacore.trust import TrustedSet, TrustStore
 
 __all__ = ["Collective", "SyncCollective"]
 
@@ -66,6 +70,9 @@ class Collective:
         embedder: str | Embedder | None = None,
         semantic: float | None = None,
         seed: int | None = None,
+        trust: TrustStore | TrustedSet | None = None,
+        reputation: Reputation | ReputationPolicy | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         if semantic is not None and not 0 < semantic <= 1:
             raise errors.ConfigError(
@@ -73,6 +80,9 @@ class Collective:
                 where="semantic",
                 hint="use a cosine of the embedder, such as 0.4",
             )
+        self._trust_spec = trust
+        self._reputation_spec = reputation
+        self._clock = clock
         self._model_spec = model
         self._journal_spec = journal
         self._embedder_spec = embedder
@@ -100,6 +110,9 @@ class Collective:
         embedder: str | Embedder | None = None,
         semantic: float | None = None,
         seed: int | None = None,
+        trust: TrustStore | TrustedSet | None = None,
+        reputation: Reputation | ReputationPolicy | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> Collective:
         """A collective of this process alone.
 
@@ -121,8 +134,24 @@ class Collective:
             was taken for what (``TeamView.matches``). None: names only.
         seed : int, optional
             For every random choice of the runtime (ties between agents, jitter).
+        trust : TrustStore or TrustedSet, optional
+            Whom the collective accepts: the set, or what the store's own policy accepts. Nobody else gets
+            work, also not in runs that began before a revocation or an expiry. None: everybody is accepted.
+        reputation : Reputation or ReputationPolicy, optional
+            Counts the outcomes that a contract judged, and keeps agents out that broke theirs too often.
+        clock : callable
+            Seconds since 1970. The trust store's time and the epochs of reputation (60 s) follow it.
         """
-        return cls(model=model, journal=journal, embedder=embedder, semantic=semantic, seed=seed)
+        return cls(
+            model=model,
+            journal=journal,
+            embedder=embedder,
+            semantic=semantic,
+            seed=seed,
+            trust=trust,
+            reputation=reputation,
+            clock=clock,
+        )
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -171,8 +200,12 @@ class Collective:
                     journal = stack.enter_context(Journal(journal))
                 embedder = await self._make_embedder(stack)
                 meaning = Meaning(embedder, threshold=self._semantic)
-                registry = Registry(seed=self._random.getrandbits(63), resolver=meaning.resolver)
-                directory = Directory(registry, meaning)
+                registry = Registry(
+                    seed=self._random.getrandbits(63),
+                    resolver=meaning.resolver,
+                    trust_by_default=self._trust_spec is None,
+                )
+                directory = Directory(registry, meaning, self._make_vetting(registry, stack))
                 stack.push_async_callback(directory.close)
                 self._host = Host(
                     model=model, load_changed=lambda agent, load: directory.report(agent.id, load)
@@ -380,12 +413,48 @@ class Collective:
         if k < 1:
             raise errors.ConfigError(f"must be 1 or more, not {k}", where="find(k=…)", hint="use 10")
         directory = self._open_services().directory
+        if directory.vetting is not None:
+            directory.vetting.refresh()
 
         def allowed(agent_id: bytes) -> bool:
             record = directory.registry.get(agent_id)
             return record is not None and record.alive and record.trusted and not record.draining
 
         return await directory.meaning.find(text, k, threshold=threshold, allowed=allowed)
+
+    def explain(self, agent: Agent | bytes) -> Verdict:
+        """Whether the collective works with an agent, and why: its certificates and what it did so far.
+
+        Parameters
+        ----------
+        agent : Agent or bytes
+            The agent, or its id as in ``Result.team``.
+        """
+        from pandacore.team.vetting import Verdict
+
+        self._require_open()
+        agent_id = agent.id if isinstance(agent, Agent) else agent
+        vetting = self._open_services().directory.vetting
+        if vetting is None:
+            return Verdict(agent_id, True, "everybody is accepted", None, None)
+        return vetting.explain(agent_id)
+
+    def rate(self, agent: Agent | bytes, *, bad: bool) -> None:
+        """Count an outcome of an agent that was judged outside of runs, by a person or another agent.
+
+        Raises
+        ------
+        StateError
+            The collective keeps no reputation.
+        """
+        self._require_open()
+        vetting = self._open_services().directory.vetting
+        if self._reputation_spec is None or vetting is None:
+            raise errors.StateError(
+                "the collective keeps no reputation",
+                hint="start it with Collective.local(reputation=ReputationPolicy.robust())",
+            )
+        vetting.observe(agent.id if isinstance(agent, Agent) else agent, bad=bad)
 
     # -- runs ----------------------------------------------------------------------------------------
 
@@ -548,6 +617,20 @@ class Collective:
             yield
         finally:
             self._places.release()
+
+    def _make_vetting(self, registry: Registry, stack: contextlib.AsyncExitStack) -> Vetting | None:
+        trust, reputation = self._trust_spec, self._reputation_spec
+        if trust is None and reputation is None:
+            return None
+        from pandacore.reputation import Reputation, ReputationPolicy
+        from pandacore.team.vetting import Vetting
+        from pandacore.trust import TrustStore
+
+        if isinstance(trust, TrustStore):
+            trust = stack.enter_context(trust.trusted())
+        if isinstance(reputation, ReputationPolicy):
+            reputation = Reputation(reputation, capacity=1_000_000)
+        return Vetting(registry, trusted=trust, reputation=reputation, clock=self._clock)
 
     def _open_services(self) -> Services:
         assert self._services is not None
@@ -724,6 +807,22 @@ class SyncCollective:
     def agents(self) -> tuple[Agent, ...]:
         """The agents of this process, in the order they were added."""
         return self._collective.agents
+
+    def explain(self, agent: Agent | bytes) -> Verdict:
+        """See :meth:`Collective.explain`."""
+
+        async def explain() -> Verdict:
+            return self._collective.explain(agent)
+
+        return self._call(explain())
+
+    def rate(self, agent: Agent | bytes, *, bad: bool) -> None:
+        """See :meth:`Collective.rate`."""
+
+        async def rate() -> None:
+            self._collective.rate(agent, bad=bad)
+
+        self._call(rate())
 
     def run(
         self,

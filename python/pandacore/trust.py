@@ -1183,6 +1183,16 @@ class TrustedSet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def store(self) -> TrustStore:
+        """The store behind the set; only for sets of a `TrustStore`."""
+        return self._keys()
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """Count of changes, reference time and number of nodes: equal means that nothing changed."""
+        return self._core.set_version(self._handle())
+
     def __len__(self) -> int:
         """Return the number of accepted agents, anchors included, retired keys not taken off."""
         return self._core.set_len(self._handle())
@@ -1215,7 +1225,7 @@ class TrustedSet:
             Node of each slot of a registry (`TrustStore.number`); the bits are then by slot. Without it they
             are by node, and the same read-only array is returned until something changes.
         """
-        version = self._core.set_version(self._handle())
+        version = self.version
         if self._snapshot is None or self._snapshot[0] != version:
             words = self._core.bitmap(self._handle())
             words.flags.writeable = False

@@ -33,6 +33,8 @@ RESERVATION_S: Final = 60.0
 MAX_ROUNDS: Final = 4
 """Rounds of replacing members that were silent or declined for another reason than a full queue."""
 _BACKOFF_S: Final = (0.01, 0.5)
+_NAMED: Final = 3
+"""Refused agents that an error names."""
 
 
 class Assembler:
@@ -106,6 +108,8 @@ class Assembler:
     def _propose(
         self, required: Mapping[str, int], exclude: frozenset[bytes] | set[bytes]
     ) -> tuple[Team, str]:
+        if self._directory.vetting is not None:
+            self._directory.vetting.refresh()
         seed = self._random.getrandbits(32)
         for mode in ("dedicated", "consolidated"):
             team = self._directory.registry.assemble(
@@ -115,9 +119,25 @@ class Assembler:
                 return team, mode
         missing = dict(team.missing)
         listed = ", ".join(f"{count} more for {name!r}" for name, count in missing.items())
+        refused = "; ".join(self._refused(missing))
         raise errors.NoTeam(
-            f"no team: {listed}", missing=missing, hint="add agents with these capabilities to the collective"
+            f"no team: {listed}" + (f" ({refused})" if refused else ""),
+            missing=missing,
+            hint="certify them, or add others"
+            if refused
+            else "add agents with these capabilities to the collective",
         )
+
+    def _refused(self, missing: Mapping[str, int]) -> list[str]:
+        """Who has the capabilities but may not be chosen, and why; the first few."""
+        vetting = self._directory.vetting
+        if vetting is None:
+            return []
+        holders = {a: None for name in missing for a in self._directory.registry.holders(name)}
+        verdicts = [vetting.explain(a) for a in holders if a in self._directory]
+        named = [f"{self._directory.entry(v.agent_id).name}: {v.reason}" for v in verdicts if not v.eligible]
+        more = len(named) - _NAMED
+        return named if more <= 0 else [*named[:_NAMED], f"{more} more"]
 
     async def _invite(
         self, choice: list[tuple[bytes, str, int]], run_id: str
@@ -181,12 +201,16 @@ class Assembler:
     ) -> Member:
         entry = self._directory.entry(agent_id)
         probed = loads.get(agent_id)
-        holders = len(self._directory.registry.holders(capability))
+        vetting = self._directory.vetting
+        registry = self._directory.registry
+        holders = len(registry.holders(capability)) if vetting is None else registry.available(capability)
         wait_s = probed.expected_wait_s if probed else 0.0
         state = "idle" if probed and probed.total == 0 else f"load {probed.total if probed else load}"
         why = (
             f"holds {capability!r}, {state}, least loaded of {holders}"
             if holders > 1
-            else f"only holder of {capability!r}"
+            else f"only {'holder' if vetting is None else 'accepted holder'} of {capability!r}"
         )
+        if vetting is not None and (accepted := vetting.explain(agent_id).reason):
+            why += f", {accepted}"
         return Member(agent_id, entry.name, capability, load, wait_s, holders, f"{why} ({mode})")

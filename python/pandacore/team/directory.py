@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pandacore.registry import Registry
     from pandacore.team.host import Host
     from pandacore.team.meaning import Meaning
+    from pandacore.team.vetting import Vetting
 
 __all__ = ["Directory", "Entry"]
 
@@ -28,12 +29,15 @@ class Directory:
     registry : Registry
     meaning : Meaning
         Kept in step too.
+    vetting : Vetting, optional
+        Decides whom the collective works with; None: everybody.
     """
 
-    def __init__(self, registry: Registry, meaning: Meaning) -> None:
+    def __init__(self, registry: Registry, meaning: Meaning, vetting: Vetting | None = None) -> None:
         self._registry = registry
         self._stale: set[bytes] = set()
         self.meaning = meaning
+        self.vetting = vetting
         self.host: Host | None = None
         """The host of this process: calls to its agents skip the socket."""
         self._entries: dict[bytes, Entry] = {}
@@ -70,10 +74,14 @@ class Directory:
         self.registry.announce(entry.agent_id, entry.capabilities, concurrency=concurrency)
         self._entries[entry.agent_id] = entry
         self.meaning.add(entry)
+        if self.vetting is not None:
+            self.vetting.add(entry.agent_id)
 
     def remove(self, agent_id: bytes) -> None:
         """Withdraw an agent; forgets its loads."""
         self.entry(agent_id)
+        if self.vetting is not None:
+            self.vetting.remove(agent_id)
         self.registry.withdraw(agent_id)
         self.meaning.remove(agent_id)
         del self._entries[agent_id]
@@ -95,14 +103,20 @@ class Directory:
             )
         return entry
 
+    def usable(self, agent_id: bytes) -> bool:
+        """Whether the agent is here and the collective works with it."""
+        return agent_id in self._entries and (self.vetting is None or self.vetting.accepts(agent_id))
+
     def at(self, address: str) -> list[Entry]:
         """The agents of one host."""
         return [e for e in self._entries.values() if e.address == address]
 
-    def vocabulary(self) -> dict[str, str]:
-        """Capabilities and what the first agent with each says of itself."""
+    def vocabulary(self, *, usable: bool = False) -> dict[str, str]:
+        """Capabilities and what the first (usable) agent with each says of itself."""
         found: dict[str, str] = {}
         for entry in self._entries.values():
+            if usable and not self.usable(entry.agent_id):
+                continue
             for name in entry.capabilities:
                 found.setdefault(name, entry.description)
         return found

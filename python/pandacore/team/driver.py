@@ -135,6 +135,7 @@ class Run:
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._assigned: dict[tuple[str, int], bytes] = {}
         self._completed: dict[tuple[str, int], tuple[str, Completed]] = {}
+        self._authors: dict[tuple[str, int], bytes] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: list[Failure] = []
@@ -294,7 +295,8 @@ class Run:
                     "planner='model' needs a model", hint='start the collective with model="extractive"'
                 )
             return plan_by_rule(self.task, vocabulary), "rule"
-        return await plan_by_model(self.task, vocabulary, model), "model"
+        usable = self._services.directory.vocabulary(usable=True)
+        return await plan_by_model(self.task, usable or vocabulary, model), "model"
 
     def _model(self) -> BoundModel | None:
         from pandacore.models.bound import BoundModel
@@ -342,6 +344,7 @@ class Run:
                     self._errand(self._replace(capability, exclude))
                 case base.AskJudgement(subtask_id, attempt, output, contract):
                     reason = broken_term(output, contract)
+                    self._judged(self._authors.pop((subtask_id, attempt), None), bad=bool(reason))
                     self._inbox.put_nowait(base.Judged(subtask_id, attempt, not reason, reason))
                 case base.Emit(note):
                     self._noted(note, actions)
@@ -350,6 +353,12 @@ class Run:
                 case _:
                     pass  # messages to members: in a star the hub calls them instead
         return finish
+
+    def _judged(self, agent_id: bytes | None, *, bad: bool) -> None:
+        """Feed an outcome that was checked to the agent's reputation; what nobody checked says nothing."""
+        vetting = self._services.directory.vetting
+        if vetting is not None and agent_id is not None:
+            vetting.observe(agent_id, bad=bad)
 
     def _stop_attempt(self, key: tuple[str, int]) -> None:
         running, agent_id = self._attempts.get(key), self._assigned.get(key)
@@ -382,7 +391,7 @@ class Run:
                     where="replan",
                     hint="let a model plan, or add agents that can take over",
                 )
-            vocabulary = self._services.directory.vocabulary()
+            vocabulary = self._services.directory.vocabulary(usable=True)
             event = base.Planned(await plan_by_model(self.task, vocabulary, model, ask.context), ask.request)
         except errors.PandacoreError as error:
             event = base.PlanningFailed(error, ask.request)
@@ -479,6 +488,9 @@ class Run:
         if agent_id is not None:
             self._inbox.put_nowait(base.Assigned(*key, agent_id.hex()))
         self._last_failures[key[0]] = Failure.of(error, subtask_id=key[0], agent=name)
+        # An agent that fails openly is replaced, not blamed: the task may be at fault.
+        if executed and isinstance(error, errors.ProtocolError):
+            self._judged(agent_id, bad=True)
         self._inbox.put_nowait(base.ExecutionFailed(*key, error, executed))
 
     def _name(self, agent_id: bytes) -> str:
@@ -537,7 +549,7 @@ class Run:
             return bytes.fromhex(execute.agent)
         directory = self._services.directory
         busy = {a for (s, n), a in self._assigned.items() if s == execute.subtask_id and n != execute.attempt}
-        known = [a for a in map(bytes.fromhex, execute.candidates) if a in directory]
+        known = [a for a in map(bytes.fromhex, execute.candidates) if directory.usable(a)]
         free = [a for a in known if a not in busy] or known
         if free:
             return min(free, key=directory.load)
@@ -550,6 +562,8 @@ class Run:
     async def _assign(self, request: agent_pb2.AssignRequest, agent_id: bytes) -> tuple[Any, Usage]:
         directory = self._services.directory
         try:
+            if agent_id in directory and not directory.usable(agent_id):
+                raise errors.UnknownAgent("the agent is no longer accepted", hint="another one is chosen")
             client = directory.client(agent_id)
         except errors.UnknownAgent as error:
             lost = errors.ConnectionLost(
@@ -595,6 +609,7 @@ class Run:
             raise errors.ProtocolError(
                 f"the output is no JSON: {error}", where=f"subtask {request.subtask_id!r} by {name!r}"
             ) from error
+        self._authors[request.subtask_id, request.attempt] = request.agent_id
         self._completed[request.subtask_id, request.attempt] = (name, event)
         return output
 
