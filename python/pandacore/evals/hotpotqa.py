@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from pandacore.collective import Collective
     from pandacore.models.client import ModelClient
     from pandacore.models.handle import ModelHandle
+    from pandacore.plan import Plan
     from pandacore.task import Budget, Result, Task
 
 __all__ = ["METRICS", "Progress", "Report", "Row", "aggregate", "evaluate", "load_rows"]
 
 METRICS: Final = ("em", "f1", "sp_em", "sp_f1", "joint_em", "joint_f1")
 """The scores of one question, each 0 to 1."""
-PLANNERS: Final = ("auto", "model", "rules")
+PLANNERS: Final = ("auto", "model", "rules", "single")
 _COSTS: Final = ("wall_s", "cpu_s", "prompt_tokens", "completion_tokens", "total_tokens")
 _FORMAT: Final = 1
 
@@ -248,7 +249,7 @@ async def evaluate(
     planner : str
         ``model``: the model plans each question; ``rules``: the team's own plan by the question's wording;
         ``auto``: ``model`` for the extractive backend, which plans by the same rules, ``rules`` for others,
-        whose plans cost tokens.
+        whose plans cost tokens; ``single``: one agent answers alone, for comparison.
     budget : Budget, optional
         Of each run.
     concurrency : int
@@ -270,7 +271,7 @@ async def evaluate(
     if concurrency < 1:
         raise ConfigError(f"must be 1 or more, not {concurrency}", where="concurrency", hint="use 1")
     from pandacore.collective import Collective
-    from pandacore.demo.agents import TEAM
+    from pandacore.demo.agents import TEAM, question_plan
     from pandacore.models.handle import connect
 
     chosen = list(rows[:limit])
@@ -291,14 +292,16 @@ async def evaluate(
         Collective.local(model=handle.client) as collective,
     ):
         collective.add(*TEAM)
-        plans = planner == "rules" or (planner == "auto" and await _generates(handle))
+        plan = question_plan if planner == "rules" else _alone if planner == "single" else None
+        if planner == "auto" and await _generates(handle):
+            plan = question_plan
         file = open(path, "a", encoding="utf-8") if path else None  # noqa: ASYNC230, SIM115
         try:
             if file and file.tell() == 0:
                 _append(file, {"kind": "settings", **settings})
             await _run_all(
                 [row for row in chosen if row.id not in records],
-                _Runner(collective, handle, pattern, plans, budget),
+                _Runner(collective, handle, pattern, plan, budget),
                 records=records,
                 file=file,
                 chosen=chosen,
@@ -309,6 +312,13 @@ async def evaluate(
             if file:
                 file.close()
     return _report(chosen, records, settings, resumed)
+
+
+def _alone(question: str) -> Plan:
+    """One subtask: the answerer finds its passages itself."""
+    from pandacore.plan import Plan, Subtask
+
+    return Plan([Subtask("answer", "answer.question", question)])
 
 
 async def _generates(handle: ModelHandle) -> bool:
@@ -323,14 +333,13 @@ class _Runner:
     collective: Collective
     handle: ModelHandle
     pattern: str
-    plans_by_rules: bool
+    plan: Callable[[str], Plan] | None
     budget: Budget | None
 
     def task(self, row: Row) -> Task:
-        from pandacore.demo.agents import question_plan
         from pandacore.task import Task
 
-        plan = question_plan(row.question) if self.plans_by_rules else None
+        plan = self.plan(row.question) if self.plan else None
         return Task(row.question, documents=row.documents(), plan=plan)
 
     async def run(self, row: Row) -> dict[str, Any]:

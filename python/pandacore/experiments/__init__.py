@@ -17,5 +17,6 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
     ),
     "balance": ("pandacore.experiments.balance", "waiting under load balancers, with fresh and stale loads"),
     "governance": ("pandacore.experiments.governance", "recall, precision and Sybils of trust policies"),
+    "hotpotqa": ("pandacore.experiments.hotpotqa", "one agent alone beside teams, by pattern, on HotPotQA"),
     "reputation": ("pandacore.experiments.reputation", "six attacks on a reputation system"),
 }
