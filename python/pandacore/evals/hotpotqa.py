@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from pandacore.plan import Plan
     from pandacore.task import Budget, Result, Task
 
-__all__ = ["METRICS", "Progress", "Report", "Row", "aggregate", "evaluate", "load_rows"]
+__all__ = [
+    "METRICS",
+    "Progress",
+    "Report",
+    "Row",
+    "aggregate",
+    "evaluate",
+    "load_rows",
+    "prediction",
+    "score",
+]
 
 METRICS: Final = ("em", "f1", "sp_em", "sp_f1", "joint_em", "joint_f1")
 """The scores of one question, each 0 to 1."""
@@ -346,7 +356,7 @@ class _Runner:
         began, cpu = time.perf_counter(), self._cpu_s()
         result = await self.collective.run(self.task(row), pattern=self.pattern, budget=self.budget)
         ended = self._cpu_s()
-        answer, evidence = _prediction(row, result)
+        answer, evidence = prediction(row, result)
         return {
             "kind": "question",
             "id": row.id,
@@ -382,7 +392,7 @@ def _process_cpu_s(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _prediction(row: Row, result: Result) -> tuple[str, list[tuple[str, int]]]:
+def prediction(row: Row, result: Result) -> tuple[str, list[tuple[str, int]]]:
     """The answer and evidence of a run, evidence by title; empty if the run failed."""
     output = result.output if result.ok else None
     if not isinstance(output, Mapping):

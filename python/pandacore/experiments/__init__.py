@@ -16,6 +16,8 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
         "time to put a team together, by collective and team size",
     ),
     "balance": ("pandacore.experiments.balance", "waiting under load balancers, with fresh and stale loads"),
+    "crashes": ("pandacore.experiments.crashes", "answers while hosts are killed in the middle of steps"),
+    "faults": ("pandacore.experiments.faults", "answers while a member talks about something else"),
     "governance": ("pandacore.experiments.governance", "recall, precision and Sybils of trust policies"),
     "hotpotqa": ("pandacore.experiments.hotpotqa", "one agent alone beside teams, by pattern, on HotPotQA"),
     "reputation": ("pandacore.experiments.reputation", "six attacks on a reputation system"),

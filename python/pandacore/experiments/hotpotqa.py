@@ -45,10 +45,16 @@ def run(experiment: Experiment) -> None:
     for name in wanted:
         if name not in ARMS:
             raise ConfigError(f"no arm {name!r}", where="--patterns", hint=f"use {', '.join(ARMS)}")
+    folder = Path(options["records"]) if options["records"] else None
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot be made: {error.strerror}", where="--records") from None
     for name in wanted:
         # A question may take minutes on a small machine: time is not what is capped here.
         budget = Budget(tokens=options["tokens"], wall_s=3_600)
-        records = Path(options["records"]) / f"{name}.jsonl" if options["records"] else None
+        records = None if folder is None else folder / f"{name}.jsonl"
 
         def said(progress: Progress, name: str = name) -> None:
             if progress.done % max(progress.total // 10, 1) == 0:
@@ -80,7 +86,7 @@ def _emit(experiment: Experiment, report: Report, **conditions: object) -> None:
             experiment.emit(name, None, **conditions)
             continue
         low, high = interval(values, experiment.rng())
-        experiment.emit(name, sum(values) / len(values), low=low, high=high, **conditions)
+        experiment.emit(name, sum(values) / len(values), low=round(low, 4), high=round(high, 4), **conditions)
 
 
 def plot(rows: Sequence[Row], figure: Any) -> None:
