@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 from pandacore import errors
+from pandacore.planted import PLANTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,7 +161,7 @@ class Journal:
 
         write = self._prepare(run_id, kind, body, done)
         self._queue.put(write)
-        if self.durability == "sync":
+        if self.durability == "sync" and "acknowledge_before_commit" not in PLANTED:
             await future
         else:
             future.add_done_callback(asyncio.Future.exception)  # the next call raises what failed here
@@ -257,7 +258,8 @@ class Journal:
         )
         for seq, kind, body, at, checksum in rows:
             where = f"{self.path}, run {run_id}, record {expected}"
-            if seq != expected or checksum != _sum(run_id, seq, kind, body, at):
+            damaged = checksum != _sum(run_id, seq, kind, body, at) and "skip_checksum" not in PLANTED
+            if seq != expected or damaged:
                 raise errors.JournalCorrupt(
                     "the record is missing" if seq != expected else "the checksum does not match",
                     where=where,
@@ -272,7 +274,7 @@ class Journal:
                     hint="read it with the version that wrote it",
                 ) from error
             expected += 1
-        if expected <= last:
+        if expected <= last and "lost_tail" not in PLANTED:
             raise errors.JournalCorrupt(
                 "the record is missing",
                 where=f"{self.path}, run {run_id}, record {expected}",
@@ -386,7 +388,7 @@ def _open(path: Path) -> sqlite3.Connection:
                 hint="open it with the version that wrote it",
             )
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA synchronous={'OFF' if 'skip_fsync' in PLANTED else 'FULL'}")
         if not tables:
             with connection:
                 connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 
 from pandacore import errors
-from pandacore.journal import Journal, Kind
+from pandacore.journal import Journal, Kind, _open
 
 FIRST: dict[str, Any] = {"pattern": "star", "task": {"text": "question"}}
 
@@ -89,7 +92,7 @@ async def test_fc_38_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 
 KILLED = """
 import asyncio, sys
-from pandacore.journal import Journal, Kind
+from pandacore.journal import Journal, Kind, _open
 async def main():
     journal = Journal(sys.argv[1])
     await journal.append("r", Kind.RUN, {"pattern": "star", "task": {"text": "q"}})
@@ -215,7 +218,7 @@ async def test_fc_34_another_schema_version_or_kind_is_refused(tmp_path: Path) -
 FULL = """
 import asyncio, resource, signal, sys
 from pandacore import errors
-from pandacore.journal import Journal, Kind
+from pandacore.journal import Journal, Kind, _open
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 async def main():
     journal = Journal(sys.argv[1])
@@ -259,3 +262,53 @@ async def test_closed_and_async_journals(tmp_path: Path) -> None:
         journal.runs()
     with pytest.raises(errors.ConfigError, match="durability"):
         Journal(tmp_path / "x.db", durability="perhaps")  # type: ignore[arg-type]
+
+
+ACKNOWLEDGED = """
+import asyncio, os, sys
+from pandacore.journal import Journal, Kind, _open
+async def main():
+    with Journal(sys.argv[1]) as journal:
+        for n in range(20):
+            await journal.append("r", Kind.CHECKPOINT, {"n": n})
+            os.write(1, b"acknowledged\\n")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_f15_every_acknowledgement_follows_an_fsync(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    calls = "trace=fsync,fdatasync,write"
+    command = ["strace", "-f", "-e", calls, "-o", str(trace), sys.executable, "-c", ACKNOWLEDGED]
+    done = subprocess.run([*command, str(tmp_path / "runs.db")], capture_output=True, timeout=120, check=False)
+    if done.returncode:
+        pytest.skip(f"strace may not trace here: {done.stderr.decode()[-200:]}")
+    synced, seen = False, 0
+    for line in trace.read_text(encoding="utf-8").splitlines():
+        if re.search(r"f(data)?sync.*= 0$", line):
+            synced = True
+        elif 'write(1, "acknowledged' in line:
+            seen += 1
+            assert synced, f"acknowledgement {seen} before its fsync"
+            synced = False
+    assert seen == 20
+
+
+def test_f15_both_connections_sync_every_commit(tmp_path: Path) -> None:
+    """The same without strace: what SQLite was told. 2 is FULL."""
+    for _ in range(2):  # the file is made, then opened
+        with contextlib.closing(_open(tmp_path / "runs.db")) as connection:
+            assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+async def test_a_lost_tail_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    await fill(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM records WHERE seq = 5")
+    with (
+        Journal(path) as journal,
+        pytest.raises(errors.JournalCorrupt, match="record 5: the record is missing"),
+    ):
+        list(journal.read("r1"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from pandacore.patterns import (
     Execute,
     Executed,
     Limits,
-    Machine,
     MeshMember,
     MeshRoot,
     PeerDown,
@@ -373,10 +371,3 @@ def star_world() -> type[StarWorld]:
 def worlds() -> dict[str, Any]:
     """The class per pattern."""
     return {"star": StarWorld, "chain": ChainWorld, "mesh": MeshWorld}
-
-
-@pytest.fixture(autouse=True, scope="session")
-def planted_fault() -> None:
-    """Plants the fault named by ``PANDACORE_MUTANT``, to see that the suite notices it."""
-    if name := os.environ.get("PANDACORE_MUTANT"):
-        Machine.planted = frozenset({name})

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, Self
 
 from pandacore.errors import BudgetExceeded, ConfigError, StateError
+from pandacore.planted import PLANTED
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,7 +71,7 @@ class TokenLedger:
         found, at = [], self
         while True:
             found.append(at)
-            if at._parent is None:
+            if at._parent is None or "forget_parent" in PLANTED:
                 return found
             at = at._parent
 
@@ -101,6 +102,8 @@ class TokenLedger:
         with _LOCK:
             chain = self._chain()
             for ledger in chain:
+                if "ignore_budget" in PLANTED:
+                    break
                 if ledger._limit is not None and ledger._used + ledger._reserved + tokens > ledger._limit:
                     raise self._refusal(ledger, tokens)
             for ledger in chain:
@@ -123,7 +126,7 @@ class TokenLedger:
     def _settle(self, reserved: int, actual: int) -> None:
         with _LOCK:
             for ledger in self._chain():
-                ledger._reserved -= reserved
+                ledger._reserved -= 0 if "keep_reserved" in PLANTED else reserved
                 ledger._used += actual
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from pandacore import errors
 from pandacore.errors import PandacoreError
+from pandacore.planted import PLANTED
 
 if TYPE_CHECKING:
     from pandacore.plan import Plan
@@ -536,7 +537,7 @@ class Machine(ABC):
     """
 
     # Faults that tests plant to show that the suite notices them; empty in use.
-    planted: ClassVar[frozenset[str]] = frozenset()
+    planted: ClassVar[frozenset[str]] = PLANTED
 
     def __init__(self, run: str, me: str) -> None:
         self.run = run
@@ -632,6 +633,8 @@ class Machine(ABC):
         effects, self._effects = self._effects, []
         if not self._sets and not self._drops:
             return effects
+        if "effect_before_checkpoint" in self.planted:
+            return [*effects, self.checkpoint()]
         return [self.checkpoint(), *effects]
 
     def checkpoint(self) -> Checkpoint:

@@ -93,7 +93,7 @@ def instant_runoff(ballots: Mapping[str, Sequence[str]], candidates: Iterable[st
 
 
 def _quorum(voters: Sequence[str]) -> int:
-    return len(voters) // 2 + 1
+    return len(voters) // 2 + ("quorum_off_by_one" not in Machine.planted)
 
 
 def _order(plan: Mapping[str, Any]) -> list[str]:
@@ -594,7 +594,7 @@ class MeshMember(_MeshNode):
         vote = self._vote
         assert vote is not None
         accepted = [a for a in vote["accepted"].values() if a is not None]
-        if self.shared["certified"] and accepted:
+        if self.shared["certified"] and accepted and "no_promise" not in self.planted:
             # A quorum may have adopted it already: nothing else can be proposed for this version.
             _, digest, plan = max(accepted, key=lambda a: (a[0], a[1]))
             self._prop(digest, plan)

@@ -590,7 +590,8 @@ class _Star(StarNode):
         faulty = agent is not None and hub["evicted"].get(agent) == Reason.FAULTY
         if faulty and "accept_faulty" not in self.planted:
             return
-        if digest in hub["done"] or digest not in self._id:
+        settled = digest in hub["done"] and "commit_twice" not in self.planted
+        if settled or digest not in self._id:
             if key in hub["flights"]:
                 self._close(key)
             return

@@ -28,7 +28,7 @@ from pandacore.patterns.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pandacore.errors import PandacoreError
     from pandacore.patterns.base import Event
@@ -144,7 +144,10 @@ class StarNode(Machine):
 
     def _quorum(self) -> int:
         """A majority of the holders, whatever the failure detector says: any two share a holder."""
-        return len(self._holders()) // 2 + 1
+        return self._majority(self._holders())
+
+    def _majority(self, holders: Sequence[str]) -> int:
+        return len(holders) // 2 + ("quorum_off_by_one" not in self.planted)
 
     @property
     def _busy(self) -> bool:
@@ -396,7 +399,7 @@ class StarNode(Machine):
 
     def _send_claims(self) -> None:
         assert self._claim is not None
-        best = max(self._claim["grants"].values(), key=lambda h: (h["epoch"], h["seq"]))
+        best = self._newest(self._claim["grants"].values())
         for peer in dict.fromkeys([*best["stand_ins"], best["origin"], *self._holders()]):
             if peer not in self._claim["grants"]:
                 own = self._hub
@@ -437,14 +440,18 @@ class StarNode(Machine):
             self._claim["grants"][sender] = m["hub"]
             self._send_claims()
 
+    def _newest(self, copies: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        choose = min if "stale_copy" in self.planted else max
+        return choose(copies, key=lambda h: (h["epoch"], h["seq"]))
+
     def _check_claim(self) -> None:
         claim = self._claim
         if claim is None:
             return
-        best = max(claim["grants"].values(), key=lambda h: (h["epoch"], h["seq"]))
+        best = self._newest(claim["grants"].values())
         # The newest copy says who the holders are: an older list could miss a commit.
         holders = [*best["stand_ins"], best["origin"]]
-        if sum(h in claim["grants"] for h in holders) < len(holders) // 2 + 1:
+        if sum(h in claim["grants"] for h in holders) < self._majority(holders):
             return
         self._claim = None
         self.do(ClearTimer("claim"), ClearTimer("succeed"))
@@ -477,7 +484,7 @@ class StarNode(Machine):
             return
         if sender != self.me:
             self._obey(sender, epoch)
-        if key in self._results:
+        if key in self._results and "work_again" not in self.planted:
             self._report(sender, key)
         elif key in self._running:
             if sender != self.me:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pandacore import errors
+from pandacore.planted import PLANTED
 from pandacore.task import Member, TeamView
 from pandacore.team.client import Load, invited
 
@@ -178,6 +179,9 @@ class Assembler:
         return refused, loads
 
     async def _release(self, agent_ids: set[bytes], run_id: str) -> None:
+        if "forget_release" in PLANTED:
+            return
+
         async def give_back(agent_id: bytes) -> None:
             with contextlib.suppress(errors.PandacoreError):  # the reservation also expires by itself
                 await self._directory.client(agent_id).release(agent_id, run_id, timeout_s=INVITE_TIMEOUT_S)

@@ -23,6 +23,7 @@ from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
 from pandacore.models.wire import documents_from_pb, usage_to_pb
 from pandacore.patterns.base import Contract
+from pandacore.planted import PLANTED
 from pandacore.rpc.channel import OPTIONS, check_size
 from pandacore.rpc.errors import status_code, to_detail, trailers
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
@@ -230,7 +231,7 @@ class _Worker:
     def submit(self, request: agent_pb2.AssignRequest, deadline: float | None) -> tuple[Job, int]:
         """Put an attempt into the queue; :meth:`pump` starts it."""
         job = Job(request, deadline)
-        if job.key in self.jobs:
+        if job.key in self.jobs and "attempt_again" not in PLANTED:
             raise errors.DuplicateId(
                 f"attempt {request.attempt} of {request.subtask_id!r} is already here",
                 hint="raise the attempt number to run it again",
@@ -336,7 +337,7 @@ class _Worker:
             self._forget(job)
             self.changed()
             return
-        if job.task is None or job.ended.is_set():
+        if job.task is None or job.ended.is_set() or "ignore_cancel" in PLANTED:
             return
         job.task.cancel()
         with contextlib.suppress(TimeoutError):

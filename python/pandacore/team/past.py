@@ -10,6 +10,7 @@ from pandacore.journal import Kind
 from pandacore.models.types import Usage
 from pandacore.patterns.base import Checkpoint, fold
 from pandacore.plan import Plan
+from pandacore.planted import PLANTED
 from pandacore.task import Budget, Task
 from pandacore.team.driver import Past
 
@@ -54,6 +55,8 @@ def read_past(journal: Journal, run_id: str) -> Opened:
             case Kind.PLAN:
                 plan, source = Plan.from_dict(record.body["plan"]), record.body["source"]
             case Kind.CHECKPOINT:
+                if state is not None and "stale_checkpoint" in PLANTED:
+                    continue
                 state = fold(state, Checkpoint(record.body["state"], record.body["full"]))
             case Kind.SPENT:
                 usage += Usage(**record.body)
