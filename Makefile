@@ -13,7 +13,7 @@ UV := VIRTUAL_ENV=$(CURDIR)/$(VENV) UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(B
 STAMP := .make
 RUST := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
-.PHONY: help demo test check bench soak proto fmt docs clean
+.PHONY: help demo test check bench soak mutants proto fmt docs clean
 .PHONY: check-format check-lint check-types check-proto test-rust test-python
 
 help: ## list the targets
@@ -33,6 +33,9 @@ bench: $(STAMP)/dev ## run every benchmark against its peers (release build, 10^
 
 soak: $(STAMP)/dev ## the long tests: minutes, not part of `make test`
 	@$(BIN)/python -m pytest -m soak --override-ini 'addopts=-ra --import-mode=importlib -p pandacore.testing.fixtures'
+
+mutants: $(STAMP)/dev ## plant each fault of the recovery code: the tests must notice every one
+	@$(BIN)/python scripts/mutants.py
 
 proto: $(STAMP)/dev ## regenerate the gRPC code from proto/
 	@$(BIN)/python scripts/gen_proto.py

@@ -281,7 +281,9 @@ def test_f15_every_acknowledgement_follows_an_fsync(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     calls = "trace=fsync,fdatasync,write"
     command = ["strace", "-f", "-e", calls, "-o", str(trace), sys.executable, "-c", ACKNOWLEDGED]
-    done = subprocess.run([*command, str(tmp_path / "runs.db")], capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command, str(tmp_path / "runs.db")], capture_output=True, timeout=120, check=False
+    )
     if done.returncode:
         pytest.skip(f"strace may not trace here: {done.stderr.decode()[-200:]}")
     synced, seen = False, 0
