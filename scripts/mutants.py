@@ -73,7 +73,7 @@ MUTANTS = [
         "commit_twice",
         "star",
         "a second output of a finished subtask counts too",
-        (f"{_STAR_SIM}four_hundred_runs_with_every_kind_of_fault_end_and_commit_once",),
+        (f"{_STAR_SIM}without_stand_ins_the_hub_resumes_from_its_own_checkpoint",),
     ),
     Mutant(
         "stale_copy",
@@ -91,7 +91,7 @@ MUTANTS = [
         "no_promise",
         "mesh",
         "a convener ignores what a quorum may have accepted",
-        (f"{_MESH}light_adoption_may_differ_for_a_while_certified_never",),
+        (f"{_MESH}a_later_convener_proposes_again_what_a_quorum_accepted",),
     ),
     Mutant(
         "no_retransmission",
@@ -174,7 +174,7 @@ MUTANTS = [
         "forget_release",
         "assembly",
         "places that were reserved are not given back",
-        ("tests/collective/test_run.py::test_runs_cancelled_at_random_points_end_within_a_second",),
+        ("tests/collective/test_run.py::test_places_that_a_run_did_not_use_are_given_back",),
     ),
     Mutant(
         "attempt_again",

@@ -225,6 +225,23 @@ async def test_two_hundred_runs_on_twenty_agents_all_end_with_the_load_spread(
     assert not collective._runs
 
 
+async def test_places_that_a_run_did_not_use_are_given_back(collective: pc.Collective) -> None:
+    @pc.agent(capabilities=["spare"])
+    async def spare(task: pc.Task) -> str:
+        return task.text
+
+    collective.add(spare, replicas=3)
+
+    def reserved() -> int:
+        assert collective._host is not None
+        return sum(collective._host.worker(a.id).queue.reserved for a in collective.agents)
+
+    async with contextlib.aclosing(collective.stream(pc.Task("x", redundancy={"spare": 3}))) as events:
+        held = [reserved() async for event in events if isinstance(event, pc.TeamFormed)]
+    assert held == [3]
+    assert reserved() == 0, "a finished run still holds places"
+
+
 async def test_runs_cancelled_at_random_points_end_within_a_second(collective: pc.Collective) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)

@@ -134,6 +134,40 @@ def test_members_propose_vote_adopt_and_work() -> None:
     assert fresh.adopted is None, "one ballot is no quorum"
 
 
+def test_a_later_convener_proposes_again_what_a_quorum_accepted() -> None:
+    entry = root(None, certified=True)
+    opening = entry.handle(Start())
+    nodes = {n: member(entry, n, opening) for n in ("x", "z", "y")}
+    x, z, y = (nodes[n][0] for n in ("x", "z", "y"))
+
+    def propose(convener: MeshMember, name: str, asked: list[Any], plans: dict[str, Plan]) -> list[Any]:
+        """Everybody alive answers the OPEN of a convener with its plan; what the convener does then."""
+        actions = convener.handle(Planned(plans[name], only(asked, AskPlan)[0].request))
+        for other, plan in plans.items():
+            if other == name:
+                continue
+            machine = nodes[other][0]
+            (ask,) = only(machine.handle(Received(name, sent(asked, other, "OPEN")[0])), AskPlan)
+            (answer,) = sent(machine.handle(Planned(plan, ask.request)), name, "PROPOSE")
+            actions = convener.handle(Received(other, answer))
+        return actions
+
+    actions = propose(x, "x", nodes["x"][1], dict.fromkeys(("x", "z", "y"), TWO))
+    for name, machine in (("z", z), ("y", y)):
+        (rank,) = sent(machine.handle(Received("x", sent(actions, name, "BALLOT")[0])), "x", "RANK")
+        proposed = x.handle(Received(name, rank))
+    (ack,) = sent(z.handle(Received("x", sent(proposed, "z", "PROP")[0])), "x", "ACK")
+    x.handle(Received("z", ack))
+    assert x.adopted is not None, "two of three accepted it"
+    assert x.adopted["plan"] == TWO.to_dict()
+    # Nobody hears of it: x is lost, and the others want another plan now.
+    y.handle(PeerDown("x"))
+    asked = z.handle(PeerDown("x"))
+    actions = propose(z, "z", asked, {"z": ONE, "y": ONE})
+    assert not sent(actions, "y", "BALLOT"), "a vote could adopt a second plan for this version (M2)"
+    assert sent(actions, "y", "PROP")[0]["plan"] == TWO.to_dict()
+
+
 def test_the_first_output_is_committed_and_told_to_all() -> None:
     entry = root(redundancy={"c": 2})
     actions = entry.handle(Start())
