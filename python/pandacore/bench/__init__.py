@@ -14,6 +14,10 @@ BENCHES: dict[str, tuple[str, str]] = {
     "assembly": ("pandacore.bench.assembly", "put teams together, dedicated and consolidated"),
     "broker": ("pandacore.bench.broker", "semantic search beside hnswlib, usearch and faiss"),
     "gossip": ("pandacore.bench.gossip", "rumors and averages over 10^6 agents; hosts in virtual time"),
+    "orchestration": (
+        "pandacore.bench.orchestration",
+        "subtasks a second, added latency, crashes, over gRPC",
+    ),
     "registry": ("pandacore.bench.registry_bench", "load, update and memory of the registry"),
     "replica": ("pandacore.bench.replica", "10^6 announcements between two real processes"),
     "reputation": ("pandacore.bench.reputation", "reputation updates and memory a rated pair"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from pandacore.agent import AgentContext, agent
 from pandacore.models.types import ChatRequest, Message
 from pandacore.task import Task
 
-__all__ = ["answer", "asking", "plain"]
+__all__ = ["answer", "asking", "exposed", "plain"]
 
 
 def answer(request: ChatRequest) -> str:
@@ -19,6 +21,13 @@ async def asking(task: Task, ctx: AgentContext) -> str:
     """Ask the model once, over gRPC."""
     result = await ctx.model.chat(ChatRequest([Message.user(task.text)]))
     return result.text
+
+
+@agent(capabilities=["bench.exposed"])
+async def exposed(task: Task, ctx: AgentContext) -> str:
+    """Say in which process this is, for whoever wants to kill it, and ask the model."""
+    ctx.progress(str(os.getpid()))
+    return await asking(task, ctx)
 
 
 @agent(capabilities=["bench.plain"], queue_limit=256)
