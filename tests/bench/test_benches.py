@@ -54,6 +54,25 @@ def test_bench_reports_its_metrics_and_names_its_peers(name: str) -> None:
         assert (line["ratio"] is None) == (line["peer"] is None)
 
 
+@pytest.mark.slow
+def test_orchestration_reports_its_figures_and_the_kill_is_answered() -> None:
+    rows = run_bench("orchestration", quick=True)
+    found = {row.metric for row in rows}
+    latencies = {f"{name}_latency_{stat}" for name in ("added", "run") for stat in ("p50", "p99")}
+    assert found == {
+        "subtasks_per_second",
+        "journal_cost",
+        "over_critical_path",
+        "answer_after_kill",
+        *latencies,
+    }
+    assert {row.conditions["outcome"] for row in rows if row.metric == "answer_after_kill"} == {
+        "typed error",
+        "swap",
+    }
+    assert all(row.value > 0 for row in rows if row.metric == "subtasks_per_second")
+
+
 def test_only_the_named_peer_runs() -> None:
     rows = run_bench("assembly", agents=[2_000], quick=True, against=["numpy"])
     assert {row.peer for row in rows} == {"numpy", None}

@@ -3,8 +3,8 @@
 A script for an interpreter with ``autogen-core`` and ``autogen-ext[grpc]``. They cannot share an environment
 with pandacore, since they pin an older protobuf, so this file uses neither pandacore nor anything it brings.
 
-Usage: ``python autogen_peer.py SECONDS WIDTH`` measures; ``python autogen_peer.py worker ADDRESS TYPE`` is one
-of the worker processes that it starts.
+Usage: ``python autogen_peer.py SECONDS WIDTH`` measures; ``python autogen_peer.py worker ADDRESS TYPE`` is
+one of the worker processes that it starts.
 """
 
 # No `from __future__ import annotations` here: the message handlers are found by their annotations.

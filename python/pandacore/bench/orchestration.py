@@ -47,7 +47,7 @@ _MODULE: Final = "pandacore.bench.workers"
 
 def run(bench: Bench) -> None:
     """Measure throughput, latency, the journal's price, a slow model, and a worker that dies."""
-    seconds = 0.5 if bench.quick else float(str(bench.options["seconds"]))
+    seconds = 0.3 if bench.quick else float(str(bench.options["seconds"]))
     width = 8 if bench.quick else int(str(bench.options["width"]))
     for agents in bench.sizes(default=(100,), quick=(8,)):
         asyncio.run(_measure(bench, agents, seconds, width))
@@ -59,7 +59,7 @@ async def _measure(bench: Bench, agents: int, seconds: float, width: int) -> Non
     asks, plain = _task("bench.ask"), _task("bench.plain")
     told = {**shown, "path": "hosts", "model": "0 s"}
     with _model() as fast:
-        async with _team(fast, each) as (collective, _):
+        async with _team(fast, each) as (collective, hosts):
             rate = await _closed(collective, asks, seconds, width)
             bench.emit("subtasks_per_second", rate, "/s", **told)
             added, whole = await _open(collective, asks, seconds, 0.7 * rate / _SUBTASKS, bench.seed)
@@ -67,17 +67,12 @@ async def _measure(bench: Bench, agents: int, seconds: float, width: int) -> Non
                 for stat, q in (("p50", 0.5), ("p99", 0.99)):
                     value = float(np.quantile(values, q)) * 1e3
                     bench.emit(f"{name}_{stat}", value, "ms", offered=round(0.7 * rate), **told)
+            for durability in _DURABILITIES:
+                logged = await _logged(hosts, asks, durability, seconds, width)
+                bench.emit("subtasks_per_second", logged, "/s", journal=durability, **told)
+                bench.emit("journal_cost", 100 * (1 - logged / rate), "%", journal=durability, **told)
             without = await _closed(collective, plain, seconds, width)
         await _peer(bench, without, seconds, width, shown)
-        for durability in _DURABILITIES:
-            with (
-                tempfile.TemporaryDirectory(prefix="pandacore-bench-") as folder,
-                Journal(Path(folder) / "runs.db", durability=durability) as journal,
-            ):
-                async with _team(fast, each, journal) as (collective, _):
-                    logged = await _closed(collective, asks, seconds, width)
-            bench.emit("subtasks_per_second", logged, "/s", journal=durability, **told)
-            bench.emit("journal_cost", 100 * (1 - logged / rate), "%", journal=durability, **told)
     async with Collective.local(seed=bench.seed) as collective:
         collective.add(workers.plain, replicas=agents)
         rate = await _closed(collective, plain, seconds, width)
@@ -90,7 +85,7 @@ async def _slow(bench: Bench, each: int, shown: dict[str, Any]) -> None:
     delay_s = 0.2 if bench.quick else 1.0
     told = {**shown, "path": "hosts", "model": f"{delay_s:g} s"}
     with _model(delay_s) as slow:
-        async with _team(slow, each) as (collective, _):
+        async with _team(slow, each) as (collective, hosts):
             sides = [Subtask(f"b{n}", "bench.ask", "ask", ["a"]) for n in range(2)]
             diamond = Plan(
                 [Subtask("a", "bench.ask", "ask"), *sides, Subtask("c", "bench.ask", "ask", ["b0", "b1"])]
@@ -99,13 +94,26 @@ async def _slow(bench: Bench, each: int, shown: dict[str, Any]) -> None:
             walls = [_ended(await collective.run(task)).wall_s for _ in range(2 if bench.quick else 6)][1:]
             over = float(np.median(walls)) / (3 * delay_s) - 1
             bench.emit("over_critical_path", 100 * over, "%", **told)
-        for outcome in ("typed error", "swap"):
-            async with _team(slow, each) as (collective, hosts):
+            for outcome in ("typed error", "swap"):
                 took, result = await _killed(collective, hosts, idempotent=outcome == "swap")
-            if result.ok != (outcome == "swap"):
-                raise StateError(f"the run {result.status}: {result.failures}", hint="report this")
-            again = delay_s if outcome == "swap" else 0  # the second agent asks the model too
-            bench.emit("answer_after_kill", (took - again) * 1e3, "ms", outcome=outcome, **told)
+                if result.ok != (outcome == "swap"):
+                    raise StateError(f"the run {result.status}: {result.failures}", hint="report this")
+                again = delay_s if outcome == "swap" else 0  # the second agent asks the model too
+                bench.emit("answer_after_kill", (took - again) * 1e3, "ms", outcome=outcome, **told)
+
+
+async def _logged(
+    hosts: Hosts, task: Task, durability: Literal["sync", "async"], seconds: float, width: int
+) -> float:
+    """The closed loop of a caller with a journal, on the same hosts."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pandacore-bench-") as folder,
+        Journal(Path(folder) / "runs.db", durability=durability) as journal,
+    ):
+        async with Collective.local(seed=1, journal=journal) as collective:
+            for address in hosts.addresses:
+                await collective.attach(address)
+            return await _closed(collective, task, seconds, width)
 
 
 async def _killed(collective: Collective, hosts: Hosts, *, idempotent: bool) -> tuple[float, Result]:
@@ -132,11 +140,9 @@ def _model(delay_s: float = 0.0) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def _team(
-    model: str, each: int, journal: Journal | None = None
-) -> AsyncIterator[tuple[Collective, Hosts]]:
+async def _team(model: str, each: int) -> AsyncIterator[tuple[Collective, Hosts]]:
     async with (
-        Collective.local(seed=1, journal=journal) as collective,
+        Collective.local(seed=1) as collective,
         Hosts(collective, _MODULE, model=model, replicas=each) as hosts,
     ):
         await hosts.fill(_HOSTS)

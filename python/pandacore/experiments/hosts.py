@@ -49,6 +49,8 @@ class Hosts:
         self._arguments = [module, "--replicas", str(replicas), *(["--model", model] if model else [])]
         self._environment = {**os.environ, **(environment or {})}
         self._processes: list[asyncio.subprocess.Process] = []
+        self.addresses: list[str] = []
+        """Where the processes serve, dead ones included."""
 
     async def fill(self, count: int) -> None:
         """Start as many as are missing to ``count`` running ones."""
@@ -72,6 +74,7 @@ class Hosts:
             raise ConnectionLost(
                 "the host process ended before it was ready", hint="run python -m pandacore.team.serve"
             ) from error
+        self.addresses.append(address)
         with contextlib.suppress(PandacoreError):  # it may have been killed meanwhile
             await self._collective.attach(address)
 
