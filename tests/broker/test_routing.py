@@ -1,11 +1,11 @@
-"""The labelled routing set and what the offline embedder does on it."""
+"""The labelled routing set and what the offline embedder and plain words do on it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 
-from pandacore.evals.routing import load, score
+from pandacore.evals.routing import load, score, score_bm25
 from pandacore.models.embedders import HashingEmbedder
 
 
@@ -18,9 +18,10 @@ def test_the_set_is_large_and_labelled() -> None:
     assert {message.role for message in messages} == set(names)
 
 
-def test_hashing_routes_better_than_chance() -> None:
-    found = asyncio.run(score(HashingEmbedder(4096)))
-    assert found.messages >= 500
-    # Chance is 0.01 for the first place. Surface features cannot do much more: that is what the table says.
-    assert found.top1 > 0.12
-    assert found.top1 <= found.top3 <= found.top10
+def test_the_offline_embedder_routes_far_better_than_shared_words() -> None:
+    offline = asyncio.run(score(HashingEmbedder(), held_out=True))
+    lexical = score_bm25(held_out=True)
+    assert offline.messages == lexical.messages == 315
+    # Chance is 0.01 for the first place.
+    assert offline.top1 > 2 * lexical.top1 > 0.1
+    assert offline.top1 <= offline.top3 <= offline.top10

@@ -133,7 +133,7 @@ async def test_a_capability_that_nobody_has_is_matched_by_meaning_and_the_team_s
         assert not (await c.run(pc.Task("dogs", capabilities=["web.search"]))).team.matches
 
 
-@pytest.mark.parametrize("semantic", [None, 0.99])
+@pytest.mark.parametrize("semantic", [None, 0.9999])
 async def test_below_the_threshold_or_without_one_only_names_count(semantic: float | None) -> None:
     async with pc.Collective.local(seed=1, semantic=semantic) as c:
         c.add(searcher)
