@@ -208,13 +208,19 @@ class Collective:
                 directory = Directory(registry, meaning, self._make_vetting(registry, stack))
                 stack.push_async_callback(directory.close)
                 self._host = Host(
-                    model=model, load_changed=lambda agent, load: directory.report(agent.id, load)
+                    model=model,
+                    load_changed=lambda agent, load: directory.report(agent.id, load),
+                    clients=directory.clients,
                 )
                 stack.push_async_callback(self._host.close)
                 await self._host.start()
-                directory.host = self._host
                 self._services = Services(
-                    directory, Assembler(directory, random=self._random), model, self._random, journal
+                    directory,
+                    Assembler(directory, random=self._random),
+                    model,
+                    self._random,
+                    journal,
+                    self._host,
                 )
                 for agent in self._agents.values():
                     self._announce(agent)
@@ -462,7 +468,7 @@ class Collective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Machine] = "star",
+        pattern: str | type[Machine] | tuple[type[Machine], type[Machine]] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Result:
@@ -471,8 +477,9 @@ class Collective:
         Parameters
         ----------
         task : Task or str
-        pattern : str or Machine class
-            ``"star"``, or a pattern of your own.
+        pattern : str, Machine class, or two of them
+            ``"star"``, ``"chain"``, ``"mesh"`` or a registered name; or the classes of your own pattern: the
+            entrypoint's alone, if it has agents execute and needs nothing else of them, or also the members'.
         budget : Budget, optional
             Default: no token cap, 300 s, 1000 subtask executions.
         planner : str
@@ -506,7 +513,7 @@ class Collective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Machine] = "star",
+        pattern: str | type[Machine] | tuple[type[Machine], type[Machine]] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Run:
@@ -589,7 +596,7 @@ class Collective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Machine] = "star",
+        pattern: str | type[Machine] | tuple[type[Machine], type[Machine]] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> EventStream:
@@ -699,9 +706,9 @@ class Collective:
         return f"<Collective {self._state}, {len(self._agents)} agents, {len(self._runs)} runs>"
 
 
-def _pattern(pattern: str | type[Machine]) -> tuple[str, type[Machine]]:
+def _pattern(pattern: str | type[Machine] | tuple[type[Machine], type[Machine]]) -> tuple[str, type[Machine]]:
     from pandacore.names import suggestions
-    from pandacore.patterns import MACHINES
+    from pandacore.patterns import MACHINES, register
     from pandacore.patterns.base import Machine
 
     if isinstance(pattern, str):
@@ -715,8 +722,14 @@ def _pattern(pattern: str | type[Machine]) -> tuple[str, type[Machine]]:
         )
     if isinstance(pattern, type) and issubclass(pattern, Machine):
         return pattern.__name__, pattern
+    if isinstance(pattern, tuple) and len(pattern) == 2 and isinstance(pattern[0], type):
+        name = f"{pattern[0].__module__}.{pattern[0].__qualname__}"
+        register(name, *pattern)
+        return name, pattern[0]
     raise errors.ConfigError(
-        "a pattern is a name or a Machine class", where="run(pattern=…)", hint='use "star"'
+        "a pattern is a name, a Machine class, or the classes of entrypoint and members",
+        where="run(pattern=…)",
+        hint='use "star"',
     )
 
 
@@ -828,7 +841,7 @@ class SyncCollective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Machine] = "star",
+        pattern: str | type[Machine] | tuple[type[Machine], type[Machine]] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Result:
@@ -839,7 +852,7 @@ class SyncCollective:
         self,
         task: Task | str,
         *,
-        pattern: str | type[Machine] = "star",
+        pattern: str | type[Machine] | tuple[type[Machine], type[Machine]] = "star",
         budget: Budget | None = None,
         planner: str = "auto",
     ) -> Iterator[Event]:

@@ -88,6 +88,9 @@ class Plan:
     def __getitem__(self, subtask_id: str) -> Subtask:
         return self._by_id[subtask_id]
 
+    def __contains__(self, subtask_id: object) -> bool:
+        return subtask_id in self._by_id
+
     @property
     def order(self) -> tuple[str, ...]:
         """Ids in an order where dependencies come first; ties in the order given."""

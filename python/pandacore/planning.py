@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pandacore.models.bound import BoundModel
     from pandacore.task import Task
 
-__all__ = ["MAX_PLANNED", "match_capability", "plan_by_model", "plan_by_rule"]
+__all__ = ["MAX_PLANNED", "match_capability", "plan_by_model", "plan_by_rule", "rank_by_model"]
 
 MAX_PLANNED: Final = 64
 """Most subtasks that a model may plan."""
@@ -154,6 +154,37 @@ async def plan_by_model(
                 Message.user(f"That plan is not valid: {error}. Give the corrected plan."),
             ]
     raise AssertionError("unreachable")
+
+
+async def rank_by_model(task: Task, proposals: Mapping[str, Any], model: BoundModel) -> list[str]:
+    """Ask the model which of the proposed plans fit the task best.
+
+    Raises
+    ------
+    InvalidOutput
+        The answer names something else.
+    ModelError, BudgetExceeded
+        The model call itself failed.
+    """
+    names = sorted(proposals)
+    labels = {f"plan {n}": digest for n, digest in enumerate(names, 1)}
+    listing = "\n\n".join(
+        f"{label}: {json.dumps(proposals[digest], ensure_ascii=False)[:_SHOWN]}"
+        for label, digest in labels.items()
+    )
+    schema = {
+        "type": "object",
+        "properties": {"ranking": {"type": "array", "items": {"enum": list(labels)}}},
+        "required": ["ranking"],
+        "additionalProperties": False,
+    }
+    messages = [
+        Message.system("Rank the plans for the task, best first: the fewest steps that surely answer it."),
+        Message.user(f"Task: {task.text}\n\n{listing}"),
+    ]
+    metadata = {**task.metadata, "task": "rank"}
+    result = await model.generate_json(messages, schema, metadata=metadata, max_tokens=256)
+    return list(dict.fromkeys(labels[label] for label in result.value["ranking"]))
 
 
 def _stuck_text(stuck: Mapping[str, Any]) -> str:

@@ -120,6 +120,9 @@ class Task:
         Agents to hold per capability (default 1): one works, the others are there when it fails.
     race : bool
         True: all agents held for a capability work on each of its subtasks; the first output counts.
+    debate : bool
+        True, in a mesh: all agents held for a capability work on each of its subtasks, see each other's
+        answers and answer again; the answer of most counts.
     contracts : mapping of str to Contract, optional
         Per subtask id of the plan: what its output must keep. A broken contract is sent back once, then
         another agent takes over.
@@ -141,6 +144,7 @@ class Task:
     idempotent: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     race: bool = False
+    debate: bool = False
     contracts: Mapping[str, Contract] = field(default_factory=dict)
     # Set by the runtime on what an agent receives.
     capability: str = ""
@@ -168,6 +172,12 @@ class Task:
             )
         object.__setattr__(self, "capabilities", tuple(self.capabilities))
         object.__setattr__(self, "documents", tuple(self.documents))
+        if self.race and self.debate:
+            raise ConfigError(
+                "the first answer cannot count where answers are debated",
+                where="Task.race",
+                hint="choose race or debate",
+            )
         for name, count in self.redundancy.items():
             if not 1 <= count <= 1_000:
                 raise ConfigError(
@@ -189,6 +199,7 @@ class Task:
             "idempotent": self.idempotent,
             "metadata": dict(self.metadata),
             "race": self.race,
+            "debate": self.debate,
             "contracts": {name: c.to_dict() for name, c in self.contracts.items()},
         }
 

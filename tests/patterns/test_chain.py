@@ -40,6 +40,8 @@ from pandacore.testing import SimNetwork, explore
 
 MEMBERS = ["m1", "m2", "m3", "m4", "m5", "m6"]
 TWO = Plan([Subtask("a", "c", "a"), Subtask("b", "d", "b", ["a"])])
+WORK_A = {"capability": "c", "instruction": "a"}
+WORK_B = {"capability": "d", "instruction": "b"}
 TEAM = {"c": ["x", "y"], "d": ["z"]}
 
 
@@ -67,12 +69,12 @@ def test_a_chain_hands_on_accepts_and_finishes_once() -> None:
     first = handed(entry, entry.handle(Start()))
     actions = x.handle(Received("root", first))
     assert kinds(actions) == [("root", "ACCEPT")]
-    assert only(actions, Execute) == [Execute("a", 1, {}, "x")]
+    assert only(actions, Execute) == [Execute("a", 1, {}, "x", work=WORK_A)]
     assert kinds(x.handle(Received("root", first))) == [("root", "ACCEPT")], "a duplicate is accepted again"
     second = handed(x, x.handle(Executed("a", 1, "A")))
     actions = z.handle(Received("x", second))
     assert kinds(actions) == [("x", "ACCEPT"), ("root", "PROGRESS")]
-    assert only(actions, Execute) == [Execute("b", 1, {"a": "A"}, "z")]
+    assert only(actions, Execute) == [Execute("b", 1, {"a": "A"}, "z", work=WORK_B)]
     (final,) = only(z.handle(Executed("b", 1, "B")), Send)
     assert (final.to, final.message["kind"]) == ("root", "FINAL")
     actions = entry.handle(Received("z", final.message))
@@ -91,7 +93,7 @@ def test_an_older_generation_is_stale_and_a_newer_one_stops_the_run() -> None:
     assert kinds(x.handle(Received("root", {**first, "g": [2, 1, "root"]}))) == [("root", "STALE")]
     actions = x.handle(Received("root", {**first, "g": [4, 1, "root"]}))
     assert only(actions, StopExecution) == [StopExecution("a", 1, "x")]
-    assert only(actions, Execute) == [Execute("a", 2, {}, "x", epoch=4)]
+    assert only(actions, Execute) == [Execute("a", 2, {}, "x", epoch=4, work=WORK_A)]
 
 
 def test_a_lost_successor_is_replaced_from_the_retained_payload() -> None:

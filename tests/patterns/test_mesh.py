@@ -280,7 +280,8 @@ def test_a_failed_execution_goes_to_the_next_holder() -> None:
     failed = ExecutionFailed("a", 1, errors.AgentFailed("no"), executed=True)
     (giveup,) = sent(x.handle(failed), "root", "GIVEUP")
     (state,) = sent(entry.handle(Received("x", giveup)), "y", "STATE")
-    assert only(y.handle(Received("root", state)), Execute) == [Execute("a", 1, {}, "y")]
+    work = {"capability": "c", "instruction": "a"}
+    assert only(y.handle(Received("root", state)), Execute) == [Execute("a", 1, {}, "y", work=work)]
 
 
 def test_cancellation_reaches_every_member() -> None:

@@ -227,7 +227,8 @@ class Execute:
     ``candidates`` if there are any, and says whom by :class:`Assigned`. ``epoch`` fences: an agent obeys no
     epoch lower than the highest it has seen. ``inputs`` may hold ``_revise`` (why the last output was sent
     back) or ``_debate`` (what the others answered). ``again``: it was sent before and is not idempotent; an
-    agent that does not know it must answer ``UnknownOutcome`` rather than do it.
+    agent that does not know it must answer ``UnknownOutcome`` rather than do it. ``work`` holds the
+    ``capability`` and ``instruction`` where the machine knows the plan in force better than its driver.
     """
 
     subtask_id: str
@@ -238,6 +239,7 @@ class Execute:
     epoch: int = 1
     contract: Contract | None = None
     again: bool = False
+    work: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,6 +541,9 @@ class Machine(ABC):
     # Faults that tests plant to show that the suite notices them; empty in use.
     planted: ClassVar[frozenset[str]] = PLANTED
 
+    votes_on_plans: ClassVar[bool] = False
+    """True: the members make the plan themselves, so the driver only finds out what capabilities it needs."""
+
     def __init__(self, run: str, me: str) -> None:
         self.run = run
         self.me = me
@@ -551,6 +556,11 @@ class Machine(ABC):
         self._stored = False
 
     # -- for the driver
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """The members that the durable state names: who has to be reached after a restart."""
+        return ()
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event in and say what to do, in this order."""

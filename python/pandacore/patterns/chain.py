@@ -626,7 +626,8 @@ class _ChainNode(Machine):
             inputs["_revise"] = dict(revise)
         self._running[(subtask["id"], attempt)] = k
         contract = self._contract(payload, subtask["id"])
-        self.do(Execute(subtask["id"], attempt, inputs, self.me, (), hold["g"][0], contract))
+        work = {n: subtask[n] for n in ("capability", "instruction")}
+        self.do(Execute(subtask["id"], attempt, inputs, self.me, (), hold["g"][0], contract, work=work))
 
     def _inputs(self, payload: Mapping[str, Any], subtask: Mapping[str, Any]) -> dict[str, Any]:
         needs = subtask["depends_on"]
@@ -985,6 +986,12 @@ class ChainRoot(_ChainNode):
         if hold is not None:
             self.limits = Limits.from_dict(hold["payload"]["limits"])
             self.outputs = dict(hold["payload"]["outputs"])
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """See :attr:`Machine.peers`."""
+        pools = (p for pool in self._payload["team"].values() for p in pool)
+        return list(dict.fromkeys([*self.state["team"], *pools]))
 
     def _start(self) -> None:
         ended = self.state.get("ended")

@@ -695,7 +695,8 @@ class MeshMember(_MeshNode):
         found = self.shared["contracts"].get(subtask.id)
         contract = None if found is None else Contract.from_dict(found)
         epoch = max(self._adopted_rank()[2], 1)
-        self.do(Execute(subtask.id, attempt, {**inputs, **extra}, self.me, (), epoch, contract))
+        told = {"capability": subtask.capability, "instruction": subtask.instruction}
+        self.do(Execute(subtask.id, attempt, {**inputs, **extra}, self.me, (), epoch, contract, work=told))
 
     def _executed(self, key: tuple[str, int], output: Any) -> None:
         digest = self._running.pop(key, None)
@@ -802,6 +803,8 @@ class MeshRoot(_MeshNode):
         Caps and times.
     """
 
+    votes_on_plans = True
+
     def __init__(
         self,
         run: str,
@@ -869,6 +872,11 @@ class MeshRoot(_MeshNode):
         self.limits = Limits.from_dict(self.shared["limits"])
         self._index()
         self.outputs = self._outputs()
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """See :attr:`Machine.peers`."""
+        return self._everybody()
 
     # -- events ------------------------------------------------------------------------------------------
 

@@ -315,6 +315,11 @@ class _Star(StarNode):
         for key, flight in hub["flights"].items():
             self._opened(key, flight)
 
+    @property
+    def peers(self) -> Sequence[str]:
+        """See :attr:`Machine.peers`."""
+        return list(dict.fromkeys([*self._members(), *self._hub["stand_ins"]]))
+
     def _index(self, plan: Plan) -> None:
         self._plan = plan
         self._digest = subtask_digests(plan, self._hub["inputs"])

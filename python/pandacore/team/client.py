@@ -181,6 +181,45 @@ class AgentClient:
         reply = await self._unary("Heartbeat", agent_pb2.HeartbeatRequest(run_id=run_id), timeout_s)
         return {(a.agent_id, a.subtask_id, a.attempt): a.state for a in reply.attempts}
 
+    async def open(self, request: agent_pb2.OpenRequest, *, timeout_s: float) -> agent_pb2.OpenReply:
+        """Make agents nodes of a run, or tell its nodes there who is in the team.
+
+        Raises
+        ------
+        PayloadTooLarge
+            The task passes the message limit; nothing was sent.
+        """
+        check_size(request, producer=f"the task of run {request.run_id}")
+        reply: agent_pb2.OpenReply = await self._unary("Open", request, timeout_s)
+        return reply
+
+    async def deliver(self, request: agent_pb2.DeliverRequest, *, timeout_s: float) -> agent_pb2.DeliverReply:
+        """Bring a node its messages."""
+        reply: agent_pb2.DeliverReply = await self._unary("Deliver", request, timeout_s)
+        return reply
+
+    async def ask(self, request: agent_pb2.AskRequest, *, timeout_s: float) -> agent_pb2.AskReply:
+        """Ask a run's entrypoint."""
+        reply: agent_pb2.AskReply = await self._unary("Ask", request, timeout_s)
+        return reply
+
+    async def close_run(self, run_id: str, epoch: int, *, timeout_s: float) -> list[agent_pb2.Attempt]:
+        """End the run's nodes there; answers the attempts that went on regardless."""
+        request = agent_pb2.CloseRequest(run_id=run_id, epoch=epoch)
+        return list((await self._unary("Close", request, timeout_s)).abandoned)
+
+    async def broken(self) -> None:
+        """Wait until the connection breaks, or cannot be made."""
+        ready = grpc.ChannelConnectivity.READY
+        state = self._channel.get_state(try_to_connect=True)
+        was_ready = state is ready
+        while state is ready or not was_ready:
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+            was_ready = was_ready or state is ready
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                return
+
     async def assign(
         self, request: agent_pb2.AssignRequest, *, timeout_s: float | None
     ) -> AsyncGenerator[AgentEvent, None]:

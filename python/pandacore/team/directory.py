@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pandacore import errors
-from pandacore.team.client import AgentClient
+from pandacore.team.clients import Clients
 from pandacore.team.entry import Entry
 
 if TYPE_CHECKING:
     from pandacore.registry import Registry
-    from pandacore.team.host import Host
+    from pandacore.team.client import AgentClient
     from pandacore.team.meaning import Meaning
     from pandacore.team.vetting import Vetting
 
@@ -33,15 +33,19 @@ class Directory:
         Decides whom the collective works with; None: everybody.
     """
 
-    def __init__(self, registry: Registry, meaning: Meaning, vetting: Vetting | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        meaning: Meaning,
+        vetting: Vetting | None = None,
+        clients: Clients | None = None,
+    ) -> None:
         self._registry = registry
         self._stale: set[bytes] = set()
         self.meaning = meaning
         self.vetting = vetting
-        self.host: Host | None = None
-        """The host of this process: calls to its agents skip the socket."""
+        self.clients = clients or Clients()
         self._entries: dict[bytes, Entry] = {}
-        self._clients: dict[str, AgentClient] = {}
         self._reported: dict[bytes, int] = {}
         self._pending: dict[bytes, int] = {}
 
@@ -123,9 +127,7 @@ class Directory:
 
     async def drop_client(self, address: str) -> None:
         """Close the client of a host that is gone."""
-        client = self._clients.pop(address, None)
-        if client is not None:
-            await client.close()
+        await self.clients.drop(address)
 
     def client(self, agent_id: bytes) -> AgentClient:
         """The client of the agent's host."""
@@ -133,17 +135,11 @@ class Directory:
 
     def client_at(self, address: str) -> AgentClient:
         """The one client of a host; connects when first used."""
-        client = self._clients.get(address)
-        if client is None:
-            own = self.host if self.host is not None and self.host.address == address else None
-            client = self._clients[address] = AgentClient(address, host=own)
-        return client
+        return self.clients.at(address)
 
     async def close(self) -> None:
         """Close all clients."""
-        for client in self._clients.values():
-            await client.close()
-        self._clients.clear()
+        await self.clients.close()
 
     # -- loads ---------------------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from pandacore import errors
 from pandacore.journal import Kind
 from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
-from pandacore.models.wire import documents_to_pb
-from pandacore.patterns import base
+from pandacore.models.wire import documents_to_pb, usage_from_pb
+from pandacore.patterns import MACHINES, base
+from pandacore.plan import Plan, Subtask
 from pandacore.planning import plan_by_model, plan_by_rule
+from pandacore.rpc.errors import from_detail
 from pandacore.rpc.v1 import agent_pb2
 from pandacore.task import (
     Budget,
@@ -39,10 +41,12 @@ from pandacore.task import (
     new_id,
 )
 from pandacore.team.client import Completed, Progress, Started, SubtaskError
-from pandacore.team.contract import broken_term
+from pandacore.team.crew import Crew
+from pandacore.team.engine import Engine, build
+from pandacore.team.links import Links
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from random import Random
 
     from pandacore.broker import CapabilityMatch
@@ -50,9 +54,9 @@ if TYPE_CHECKING:
     from pandacore.models.bound import BoundModel
     from pandacore.models.budget import Reservation
     from pandacore.models.client import ModelClient
-    from pandacore.plan import Plan
     from pandacore.team.assembly import Assembler
     from pandacore.team.directory import Directory
+    from pandacore.team.host import Host
 
 __all__ = ["EventStream", "Past", "Run", "Services"]
 
@@ -66,6 +70,11 @@ ORPHAN_GRACE_S: Final = 30.0
 """How long an agent goes on without its caller in a run with a journal, so that a resumed run finds the
 result instead of doing the work twice."""
 HUB: Final = "hub"
+LEASE_S: Final = (10.0, 60.0)
+"""How long nodes go on without a word of their run: without a journal, and with one, for the time that a
+crashed entrypoint takes to come back. Renewed every quarter."""
+PATIENCE_S: Final = (10.0, 60.0)
+"""Seconds without progress after which a node asks around: without a model, and with one that plans."""
 _BACKOFF_S: Final = (0.01, 0.5)
 
 
@@ -78,6 +87,7 @@ class Services:
     model: ModelClient | None
     random: Random
     journal: Journal | None = None
+    host: Host | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +99,10 @@ class Past:
     source: str
     state: Mapping[str, Any] | None
     usage: Usage
+    resumed: int = 0
 
 
-class Run:
+class Run(Engine):
     """A task in progress. Made by ``Collective.start`` or ``resume``; bound to the collective's event loop.
 
     Whatever happens, a run ends in one :class:`Result`, its last event is ``RunFinished``, and nothing of it
@@ -109,15 +120,19 @@ class Run:
         planner: str = "auto",
         past: Past | None = None,
     ) -> None:
-        self.id = past.run_id if past else new_id()
+        super().__init__(past.run_id if past else new_id(), HUB)
+        self.id = self.run_id
+        self.epoch = past.resumed + 2 if past else 1
         self.task = task
         self._pattern = pattern
         self._machine_type = machine
+        known = MACHINES.get(pattern, (None, None))
+        self._votes = bool(getattr(machine, "votes_on_plans", False))
+        self._has_members = known[0] is machine and known[1] is not None and pattern != "star"
         self._budget = budget
         self._services = services
         self._planner = planner
         self._past = past
-        self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._ledger = TokenLedger(budget.tokens, name="Budget.tokens")
         self._usage = past.usage if past else Usage()
@@ -130,17 +145,19 @@ class Run:
         self._source = ""
         self._team = TeamView()
         self._marks: dict[str, float] = {}
-        self._machine: base.Machine | None = None
-        self._inbox: asyncio.Queue[base.Event] = asyncio.Queue()
-        self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._assigned: dict[tuple[str, int], bytes] = {}
         self._completed: dict[tuple[str, int], tuple[str, Completed]] = {}
         self._authors: dict[tuple[str, int], bytes] = {}
-        self._errands: set[asyncio.Task[None]] = set()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._crew: Crew | None = None
+        self._reserved: dict[tuple[str, str, int], Reservation] = {}
+        self._done_by_members: dict[str, Any] = {}
+        self._begun: set[str] = set()
+        self._made_by: dict[tuple[str, str], tuple[str, Completed]] = {}
+        self._drafted = False
         self._failures: list[Failure] = []
         self._last_failures: dict[str, Failure] = {}
         self._result: Result | None = None
+        self._broken: errors.PandacoreError | None = None
         self._stopping = False
         self._main = self._loop.create_task(self._drive(), name=f"pandacore run {self.id}")
 
@@ -168,9 +185,41 @@ class Run:
 
     def host_down(self, agent_ids: set[bytes]) -> None:
         """The failure detector holds the host of these agents for dead."""
-        for member in self._team.members:
-            if member.agent_id in agent_ids:
-                self._inbox.put_nowait(base.PeerDown(member.agent_id.hex()))
+        for name in dict.fromkeys(m.agent_id.hex() for m in self._team.members if m.agent_id in agent_ids):
+            self.lost(name)
+
+    def lost(self, peer: str) -> None:
+        """See ``Owner``."""
+        super().lost(peer)
+        if self._links is not None and self._crew is not None:
+            self._links.down.add(peer)
+            self._errand(self._crew.tell())
+
+    def found(self, peer: str) -> None:
+        """See ``Owner``."""
+        super().found(peer)
+        if self._crew is not None:
+            self._errand(self._crew.tell())
+
+    def fenced(self) -> None:
+        """See ``Owner``."""
+        self._give_up(
+            errors.StateError(
+                f"run {self.id} was taken up elsewhere, under a later epoch",
+                where=f"epoch {self.epoch}",
+                hint="look at the run where it goes on",
+            )
+        )
+
+    def oversized(self, error: errors.PayloadTooLarge) -> None:
+        """See ``Owner``."""
+        self._give_up(error)
+
+    def _give_up(self, error: errors.PandacoreError) -> None:
+        """End the run from outside its machine."""
+        if self._broken is None and not self._stopping:
+            self._broken = error
+            self._main.cancel()
 
     def events(self, *, after: int = 0) -> EventStream:
         """The run's events with ``seq`` above ``after``, until the last. Leaving it does not stop the run."""
@@ -204,8 +253,10 @@ class Run:
                 )
             )
         except asyncio.CancelledError:
-            status = Status.CANCELLED
-            self._failures.append(Failure.of(errors.Cancelled("the run was cancelled")))
+            if self._broken is None:
+                status = Status.CANCELLED
+            why = self._broken or errors.Cancelled("the run was cancelled")
+            self._failures.append(Failure.of(why))
         except Exception as error:  # a fault of ours must still end the run, visibly
             logger.exception("run %s failed by an internal error", self.id)
             self._failures.append(Failure.of(error))
@@ -226,56 +277,75 @@ class Run:
             )
         else:
             await self._log(Kind.RESUMED, {})
-        self._plan, self._source = await self._make_plan()
+        plan, self._source = await self._make_plan()
         directory = self._services.directory
-        self._plan, matches = await directory.meaning.fit(self._plan, directory.registry)
-        self._mark("plan")
-        if self._past is None or self._past.plan is None:
-            await self._log(Kind.PLAN, {"plan": self._plan.to_dict(), "source": self._source})
-        self._emit(PlanReady, plan=self._plan, source=self._source)
+        plan, matches = await directory.meaning.fit(plan, directory.registry)
         asked = {match.capability: match.requirement for match in matches}
         required = {
             c: self.task.redundancy.get(c, self.task.redundancy.get(asked.get(c, c), 1))
-            for c in self._plan.capabilities
+            for c in plan.capabilities
         }
-        formed = await self._services.assembler.form(required, self.id)
-        self._team = TeamView(tuple(_with_match(m, matches) for m in formed.members), formed.mode, matches)
+        if self._votes and self._source in ("model", "rule"):
+            self._drafted = self._source == "model"  # the members make the plan; this one says who is needed
+        else:
+            self._plan = plan
+        self._mark("plan")
+        if self._plan is not None:
+            if self._past is None or self._past.plan is None:
+                await self._log(Kind.PLAN, {"plan": plan.to_dict(), "source": self._source})
+            self._emit(PlanReady, plan=plan, source=self._source)
+        machine = None
+        if self._past is not None and self._past.state is not None and self._has_members:
+            machine = self._make_machine()  # its team is the one it had
+            self._team = self._team_of(machine.peers)
+        else:
+            formed = await self._services.assembler.form(required, self.id)
+            members = tuple(_with_match(m, matches) for m in formed.members)
+            self._team = TeamView(members, formed.mode, matches)
         self._mark("assemble")
         self._emit(TeamFormed, team=self._team)
-        machine = self._machine = self._make_machine()
-        self._inbox.put_nowait(base.Start())
-        finish = None
-        while finish is None:
-            finish = await self._carry_out(machine.handle(await self._inbox.get()))
-        return finish
+        machine = self._machine = machine or self._make_machine()
+        if self._has_members:
+            await self._open_crew(machine, required)
+        self.post(base.Start())
+        return await self._follow()
 
     def _make_machine(self) -> base.Machine:
-        assert self._plan is not None
         team: dict[str, list[str]] = {}
         for member in self._team.members:
             team.setdefault(member.capability, []).append(member.agent_id.hex())
-        machine = self._machine_type(
+        several = {c: len(p) for c, p in team.items()}
+        machine = build(
+            self._machine_type,
             self.id,
             HUB,
-            self._plan,
-            team,
+            plan=self._plan,
+            team=team,
             inputs=self.task.inputs,
             idempotent=self.task.idempotent,
-            redundancy={c: len(p) for c, p in team.items()} if self.task.race else {},
+            redundancy=several if self.task.race or self.task.debate else {},
+            debate=self.task.debate,
+            ranking="driver" if self._drafted else "rule",
             contracts=self.task.contracts,
             late_binding=True,
-            limits=base.Limits(
-                steps=self._budget.steps or 2**31, replans=self._budget.replans, retransmit_s=None
-            ),
+            limits=self._limits(),
         )
         if self._past is not None and self._past.state is not None:
             machine.restore(self._past.state)
             # Nobody of the earlier process is known to be there: the machine swaps in the team formed now.
-            lost = {p for pool in machine.state["hub"]["team"].values() for p in pool}
-            for peer in sorted(lost - {m.agent_id.hex() for m in self._team.members}):
+            known = {m.agent_id.hex() for m in self._team.members}
+            for peer in sorted(set(machine.peers) - known):
                 if bytes.fromhex(peer) not in self._services.directory:
-                    self._inbox.put_nowait(base.PeerDown(peer))
+                    self.post(base.PeerDown(peer))
         return machine
+
+    def _limits(self) -> base.Limits:
+        return base.Limits(
+            steps=self._budget.steps or 2**31,
+            replans=self._budget.replans,
+            retransmit_s=1.0 if self._has_members else None,
+            patience_s=PATIENCE_S[self._services.model is not None],
+        )
 
     async def _make_plan(self) -> tuple[Plan, str]:
         if self._past is not None and self._past.plan is not None:
@@ -319,40 +389,238 @@ class Run:
         if self._services.journal is not None:
             await self._services.journal.append(self.id, kind, body)
 
-    # -- actions -------------------------------------------------------------------------------------
+    # -- members as nodes ----------------------------------------------------------------------------
 
-    async def _carry_out(self, actions: list[base.Action]) -> base.Finish | None:
-        finish = None
-        for action in actions:
-            match action:
-                case base.Checkpoint(state, full):
-                    await self._log(Kind.CHECKPOINT, {"state": state, "full": full})
-                case base.Execute(subtask_id, attempt):
-                    if (subtask_id, attempt) not in self._attempts:
-                        self._unshared += 1
-                        self._attempts[subtask_id, attempt] = self._loop.create_task(self._attempt(action))
-                case base.StopExecution(subtask_id, attempt):
-                    self._stop_attempt((subtask_id, attempt))
-                case base.SetTimer(name, after_s):
-                    self._clear_timer(name)
-                    self._timers[name] = self._loop.call_later(after_s, self._timer_fired, name)
-                case base.ClearTimer(name):
-                    self._clear_timer(name)
-                case base.AskPlan():
-                    self._errand(self._replan(action))
-                case base.AskReplacement(capability, exclude):
-                    self._errand(self._replace(capability, exclude))
-                case base.AskJudgement(subtask_id, attempt, output, contract):
-                    reason = broken_term(output, contract)
-                    self._judged(self._authors.pop((subtask_id, attempt), None), bad=bool(reason))
-                    self._inbox.put_nowait(base.Judged(subtask_id, attempt, not reason, reason))
-                case base.Emit(note):
-                    self._noted(note, actions)
-                case base.Finish():
-                    finish = action
-                case _:
-                    pass  # messages to members: in a star the hub calls them instead
-        return finish
+    async def _open_crew(self, machine: base.Machine, required: Mapping[str, int]) -> None:
+        """Make the team's agents nodes of the run; whom that fails for is down from the start."""
+        services = self._services
+        if services.host is None:
+            raise errors.StateError("this collective has no host, so no members can answer it")
+        self._links = Links(self, services.host)
+        vocabulary = {c: d for c, d in services.directory.vocabulary().items() if c in required}
+        text = json.dumps(vocabulary or dict.fromkeys(required, ""), ensure_ascii=False)
+        self._crew = Crew(
+            self,
+            services.host,
+            services.directory,
+            self._links,
+            lambda: self._spec(text),
+        )
+        services.host.nodes.attach(self)
+        names = dict.fromkeys([*(m.agent_id.hex() for m in self._team.members), *machine.peers])
+        opened = await self._crew.open(names)
+        resumed = self._past is not None and self._past.state is not None
+        gone = [n for n in names if n not in opened]
+        # A node that was of the run and knows nothing of it has lost what it had, as if it had crashed.
+        empty = [n for n, fresh in opened.items() if fresh and resumed]
+        if self._crew.fenced:
+            self.fenced()
+        self._links.down.update(gone, empty)
+        for name in [*gone, *empty]:
+            self.post(base.PeerDown(name))
+        await self._crew.tell()
+        if empty:
+            self._links.down.difference_update(empty)
+            for name in empty:
+                self.post(base.PeerUp(name))
+            await self._crew.tell()
+        self._errand(self._crew.renew(LEASE_S[services.journal is not None] / 4))
+
+    def _spec(self, vocabulary: str) -> agent_pb2.RunSpec:
+        """What a node has to know of the run."""
+        left = self._remaining_s()
+        durable = self._services.journal is not None
+        return agent_pb2.RunSpec(
+            pattern=self._pattern,
+            limits_json=json.dumps(self._limits().to_dict()),
+            text=self.task.text,
+            documents=documents_to_pb(self.task.documents),
+            metadata_json=json.dumps(dict(self.task.metadata), ensure_ascii=False),
+            priority=self.task.priority,
+            plan_json=json.dumps(self._plan.to_dict(), ensure_ascii=False) if self._plan else "",
+            may_replan=self._drafted or self._source == "model",
+            vocabulary_json=vocabulary,
+            unlimited_tokens=self._budget.tokens is None,
+            deadline_ms=0 if left is None else max(int(left * 1000), 1),
+            lease_ms=int(LEASE_S[durable] * 1000),
+            outlives_root=durable,
+        )
+
+    def _team_of(self, peers: Iterable[str]) -> TeamView:
+        """The team of a run that is taken up again: those of it that are here."""
+        directory = self._services.directory
+        members = []
+        for agent_id in map(bytes.fromhex, peers):
+            if agent_id in directory:
+                entry = directory.entry(agent_id)
+                why = "of the team before the crash"
+                load = directory.load(agent_id)
+                members.append(Member(agent_id, entry.name, entry.capabilities[0], load, 0.0, 1, why))
+        return TeamView(tuple(members))
+
+    async def answer(self, request: agent_pb2.AskRequest) -> agent_pb2.AskReply:
+        """A member asks for another agent, or for its share of the tokens."""
+        if request.WhichOneof("question") == "replace":
+            peer = await self._find(request.replace.capability, tuple(request.replace.exclude))
+            if peer is None or self._links is None:
+                return agent_pb2.AskReply()
+            return agent_pb2.AskReply(peer=agent_pb2.Peer(name=peer, address=self._links.book[peer]))
+        key = (request.sender, request.reserve.subtask_id, request.reserve.attempt)
+        if key not in self._reserved:
+            left = self._ledger.remaining
+            self._begun.add(key[1])
+            self._reserved[key] = self._ledger.reserve(0 if left is None else left // self._sharers(key[1]))
+        return agent_pb2.AskReply(tokens=self._reserved[key].tokens)
+
+    def _sharers(self, subtask_id: str) -> int:
+        """How many subtasks may begin now, and so share what is left."""
+        plan = self._plan
+        if plan is None or self._pattern == "chain":
+            return 1
+        done = self._done_by_members.keys() | (self._machine.outputs.keys() if self._machine else set())
+        ready = [
+            s
+            for s in plan.order
+            if s not in self._begun and s not in done and all(n in done for n in plan[s].depends_on)
+        ]
+        return len(ready) + 1
+
+    def _reported(self, sender: str, report: agent_pb2.NodeReport) -> None:
+        """What happened at a member, as an event and in the accounts."""
+        name = self._name(bytes.fromhex(sender))
+        key = (report.subtask_id, report.attempt)
+        match report.WhichOneof("what"):
+            case "event":
+                self._member_event(sender, name, key, report)
+            case "note_json":
+                note = json.loads(report.note_json)
+                self._noted({**note, "agent": sender} if note.get("note") == "step" else note, [])
+            case "planned":
+                self._settle((sender, report.subtask_id, 0), usage_from_pb(report.planned))
+            case "broken":
+                error = from_detail(report.broken)
+                if isinstance(error, errors.PayloadTooLarge):
+                    self._give_up(error)
+                else:
+                    logger.error("the node of %r broke: %s", name, error)
+                    self.lost(sender)
+            case _:
+                pass
+
+    def _member_event(
+        self, sender: str, name: str, key: tuple[str, int], report: agent_pb2.NodeReport
+    ) -> None:
+        event = report.event
+        match event.WhichOneof("event"):
+            case "started":
+                self._emit(
+                    SubtaskStarted,
+                    subtask_id=key[0],
+                    agent=name,
+                    attempt=key[1],
+                    capability=report.capability,
+                    instruction=report.instruction,
+                )
+            case "progress":
+                self._emit_progress(key[0], name, event.progress.text)
+            case "completed":
+                done = event.completed
+                usage = usage_from_pb(done.usage)
+                self._settle((sender, *key), usage)
+                completed = Completed(done.output_json, usage, done.queued_s, done.run_s)
+                self._made_by[sender, key[0]] = (name, completed)
+                if self._pattern not in ("chain", "mesh"):  # nobody commits: made is done
+                    self._committed(key[0], sender)
+            case "failed":
+                self._settle((sender, *key), usage_from_pb(event.failed.usage))
+                error = from_detail(event.failed.error)
+                if isinstance(error, errors.Cancelled):
+                    return  # it was stopped because it is not wanted any more
+                failure = Failure.of(error, subtask_id=key[0], agent=name)
+                self._last_failures[key[0]] = failure
+                again = not event.failed.executed or self.task.idempotent
+                self._emit(
+                    SubtaskFailed,
+                    subtask_id=key[0],
+                    agent=name,
+                    attempt=key[1],
+                    failure=failure,
+                    retrying=again,
+                )
+            case _:
+                pass
+
+    def _settle(self, key: tuple[str, str, int], usage: Usage) -> None:
+        reservation = self._reserved.pop(key, None) or self._ledger.reserve(0)
+        reservation.settle(usage.total_tokens)
+        self._spend(usage)
+        if usage.total_tokens:
+            self._errand(self._log(Kind.SPENT, dataclasses.asdict(usage)))
+
+    def _committed(self, subtask_id: str, sender: str) -> None:
+        """A subtask that a member did is done."""
+        if subtask_id in self.task.contracts:
+            self._judged(bytes.fromhex(sender), bad=False)
+        found = self._made_by.pop((sender, subtask_id), None)
+        if found is not None:
+            output = json.loads(found[1].output_json)
+            self._done_by_members[subtask_id] = output
+            self._emit_completed(subtask_id, found[0], output, found[1])
+
+    # -- what the engine asks ------------------------------------------------------------------------
+
+    async def _store(self, checkpoint: base.Checkpoint) -> None:
+        await self._log(Kind.CHECKPOINT, {"state": checkpoint.state, "full": checkpoint.full})
+
+    def _begin(self, execute: base.Execute) -> None:
+        self._unshared += 1
+        super()._begin(execute)
+
+    def _stopped(self, key: tuple[str, int]) -> None:
+        agent_id = self._assigned.get(key)
+        if agent_id is not None:  # hanging up is not enough where the agent waits for callers to come back
+            self._errand(self._confirm_stops({key: agent_id}))
+
+    async def _make(self, ask: base.AskPlan) -> base.Planned:
+        model = self._model()
+        if model is None or self._source != "model":
+            raise errors.InvalidPlan(
+                f"the plan was made by {self._source or 'nobody'}, so nobody can change it",
+                where="replan",
+                hint="let a model plan, or add agents that can take over",
+            )
+        vocabulary = self._services.directory.vocabulary(usable=True)
+        plan = await plan_by_model(self.task, vocabulary, model, ask.context)
+        await self._adopted(plan, "model")
+        return base.Planned(plan, ask.request)
+
+    async def _adopted(self, plan: Plan, source: str) -> None:
+        """Another plan is in force."""
+        self._plan = plan
+        await self._log(Kind.PLAN, {"plan": plan.to_dict(), "source": source})
+        self._emit(PlanReady, plan=plan, source=source)
+
+    async def _rank(self, ask: base.AskRanking) -> list[str]:
+        return sorted(ask.proposals)
+
+    async def _find(self, capability: str, exclude: tuple[str, ...]) -> str | None:
+        """Another agent for a capability, out of the registry."""
+        try:
+            extra = await self._services.assembler.form(
+                {capability: 1}, self.id, exclude=frozenset(bytes.fromhex(p) for p in exclude)
+            )
+        except errors.NoTeam:
+            return None
+        name = extra.members[0].agent_id.hex()
+        if self._crew is not None:
+            if name not in await self._crew.open([name]):
+                return None
+            await self._crew.tell()
+        self._team = dataclasses.replace(self._team, members=(*self._team.members, *extra.members))
+        return name
+
+    def _checked(self, key: tuple[str, int], *, bad: bool) -> None:
+        self._judged(self._authors.pop(key, None), bad=bad)
 
     def _judged(self, agent_id: bytes | None, *, bad: bool) -> None:
         """Feed an outcome that was checked to the agent's reputation; what nobody checked says nothing."""
@@ -360,75 +628,24 @@ class Run:
         if vetting is not None and agent_id is not None:
             vetting.observe(agent_id, bad=bad)
 
-    def _stop_attempt(self, key: tuple[str, int]) -> None:
-        running, agent_id = self._attempts.get(key), self._assigned.get(key)
-        if running is None:
-            return
-        running.cancel()
-        if agent_id is not None:  # hanging up is not enough where the agent waits for callers to come back
-            self._errand(self._confirm_stops({key: agent_id}))
-
-    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-
-    def _timer_fired(self, name: str) -> None:
-        self._timers.pop(name, None)
-        self._inbox.put_nowait(base.TimerFired(name))
-
-    def _clear_timer(self, name: str) -> None:
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
-
-    async def _replan(self, ask: base.AskPlan) -> None:
-        model = self._model()
-        event: base.Event
-        try:
-            if model is None or self._source != "model":
-                raise errors.InvalidPlan(
-                    f"the plan was made by {self._source or 'nobody'}, so nobody can change it",
-                    where="replan",
-                    hint="let a model plan, or add agents that can take over",
-                )
-            vocabulary = self._services.directory.vocabulary(usable=True)
-            event = base.Planned(await plan_by_model(self.task, vocabulary, model, ask.context), ask.request)
-        except errors.PandacoreError as error:
-            event = base.PlanningFailed(error, ask.request)
-        if isinstance(event, base.Planned):
-            self._plan = event.plan
-            await self._log(Kind.PLAN, {"plan": event.plan.to_dict(), "source": "model"})
-            self._emit(PlanReady, plan=event.plan, source="model")
-        self._inbox.put_nowait(event)
-
-    async def _replace(self, capability: str, exclude: tuple[str, ...]) -> None:
-        """Another agent for a capability, out of the registry."""
-        try:
-            extra = await self._services.assembler.form(
-                {capability: 1}, self.id, exclude=frozenset(bytes.fromhex(p) for p in exclude)
-            )
-        except errors.NoTeam:
-            self._inbox.put_nowait(base.Replacement(capability, None))
-            return
-        self._team = dataclasses.replace(self._team, members=(*self._team.members, *extra.members))
-        self._inbox.put_nowait(base.Replacement(capability, extra.members[0].agent_id.hex()))
-
     def _noted(self, note: Mapping[str, Any], actions: list[base.Action]) -> None:
         match note["note"]:
+            case "step":  # of a chain; a mesh commits at the entrypoint, without saying which attempt
+                self._committed(note["subtask"], note["agent"])
+            case "commit" if self._has_members:
+                self._committed(note["subtask"], note["agent"])
+            case "drift" if self._has_members:
+                self._judged(bytes.fromhex(note["agent"]), bad=True)
+            case "plan" if self._has_members:
+                plan = Plan.from_dict(note["plan"])
+                self._errand(self._adopted(plan, "vote" if self._votes else "model"))
             case "commit":
                 key = (note["subtask"], note["attempt"])
                 if (found := self._completed.pop(key, None)) is not None:
                     name, completed = found
-                    self._emit(
-                        SubtaskCompleted,
-                        subtask_id=note["subtask"],
-                        agent=name,
-                        output=json.loads(completed.output_json),
-                        usage=completed.usage,
-                        queued_s=completed.queued_s,
-                        run_s=completed.run_s,
-                    )
-            case "attempt_failed":
+                    output = json.loads(completed.output_json)
+                    self._emit_completed(note["subtask"], name, output, completed)
+            case "attempt_failed" if not self._has_members:
                 subtask_id = note["subtask"]
                 failure = self._last_failures.get(subtask_id)
                 if failure is not None:
@@ -463,42 +680,26 @@ class Run:
 
     # -- attempts ------------------------------------------------------------------------------------
 
-    async def _attempt(self, execute: base.Execute) -> None:
-        key = (execute.subtask_id, execute.attempt)
-        try:
-            output = await self._execute(execute)
-        except SubtaskError as error:
-            self._attempt_failed(key, error.error, executed=error.executed)
-        except errors.PandacoreError as error:
-            self._attempt_failed(key, error, executed=False)
-        except Exception as error:
-            logger.exception("attempt %s in run %s failed by an internal error", key, self.id)
-            self._attempt_failed(
-                key, errors.ProtocolError(f"{type(error).__name__}: {error}", where=key[0]), executed=True
-            )
-        else:
-            self._inbox.put_nowait(base.Executed(*key, output))
-        finally:
-            self._attempts.pop(key, None)
-            self._assigned.pop(key, None)
+    def _ended(self, key: tuple[str, int]) -> None:
+        super()._ended(key)
+        self._assigned.pop(key, None)
 
     def _attempt_failed(self, key: tuple[str, int], error: errors.PandacoreError, *, executed: bool) -> None:
         agent_id = self._assigned.get(key)
         name = self._name(agent_id) if agent_id else None
         if agent_id is not None:
-            self._inbox.put_nowait(base.Assigned(*key, agent_id.hex()))
+            self.post(base.Assigned(*key, agent_id.hex()))
         self._last_failures[key[0]] = Failure.of(error, subtask_id=key[0], agent=name)
         # An agent that fails openly is replaced, not blamed: the task may be at fault.
         if executed and isinstance(error, errors.ProtocolError):
             self._judged(agent_id, bad=True)
-        self._inbox.put_nowait(base.ExecutionFailed(*key, error, executed))
+        self.post(base.ExecutionFailed(*key, error, executed))
 
     def _name(self, agent_id: bytes) -> str:
         return next((m.name for m in self._team.members if m.agent_id == agent_id), agent_id.hex()[:8])
 
     async def _execute(self, execute: base.Execute) -> Any:
-        assert self._plan is not None
-        subtask = self._plan[execute.subtask_id]
+        subtask = self._subtask(execute.subtask_id)
         reservation = self._share_tokens()
         spent = Usage()
         wait_s = _BACKOFF_S[0]
@@ -543,6 +744,13 @@ class Run:
             reservation.settle(spent.total_tokens)
             self._spend(spent)
 
+    def _subtask(self, subtask_id: str) -> Subtask:
+        """The subtask; for one that a user's pattern made up, the whole task under its name."""
+        plan = self._plan
+        if plan is not None and subtask_id in plan:
+            return plan[subtask_id]
+        return Subtask(subtask_id, self._team.members[0].capability, self.task.text)
+
     async def _choose(self, execute: base.Execute, capability: str) -> bytes:
         """The machine's agent, or the least loaded of its candidates that is not at this subtask already."""
         if execute.agent is not None:
@@ -581,7 +789,7 @@ class Run:
                         accepted = True
                         directory.expect(agent_id, -1)
                         key = (request.subtask_id, request.attempt)
-                        self._inbox.put_nowait(base.Assigned(*key, agent_id.hex()))
+                        self.post(base.Assigned(*key, agent_id.hex()))
                         self._emit(
                             SubtaskStarted,
                             subtask_id=request.subtask_id,
@@ -643,6 +851,17 @@ class Run:
                 self._waiters.discard(waiter)
         return self._events[index]
 
+    def _emit_completed(self, subtask_id: str, agent: str, output: Any, done: Completed) -> None:
+        self._emit(
+            SubtaskCompleted,
+            subtask_id=subtask_id,
+            agent=agent,
+            output=output,
+            usage=done.usage,
+            queued_s=done.queued_s,
+            run_s=done.run_s,
+        )
+
     def _emit_progress(self, subtask_id: str, agent: str, text: str) -> None:
         if self._progress_events < MAX_PROGRESS_EVENTS:
             self._progress_events += 1
@@ -652,13 +871,10 @@ class Run:
         self._marks[phase] = self._loop.time() - self._began
 
     async def _end(self, status: Status, value: Any) -> None:
-        for name in list(self._timers):
-            self._clear_timer(name)
         assigned = dict(self._assigned)
-        running = [*self._attempts.values(), *self._errands]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if self._crew is not None:
+            await self._dismiss(self._crew)
+        await self._stop_all()
         await self._confirm_stops(assigned)
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._services.assembler.disband(self._team, self.id), CANCEL_S)
@@ -666,7 +882,7 @@ class Run:
         planned = self._marks.get("plan", wall_s)
         assembled = self._marks.get("assemble", wall_s)
         timings = Timings(planned, assembled - planned, wall_s - assembled, wall_s)
-        outputs = dict(self._machine.outputs) if self._machine else {}
+        outputs = {**self._done_by_members, **(self._machine.outputs if self._machine else {})}
         result = Result(
             self.id,
             status,
@@ -686,6 +902,22 @@ class Run:
         self._result = result
         self._emit(RunFinished, result=result)
 
+    async def _dismiss(self, crew: Crew) -> None:
+        """End the members' nodes; report those whose agents went on."""
+        for attempt in await crew.close(CANCEL_S):
+            self._failures.append(self._abandoned(attempt.agent_id, attempt.subtask_id))
+        if self._services.host is not None:
+            self._services.host.nodes.detach(self)
+
+    def _abandoned(self, agent_id: bytes, subtask_id: str) -> Failure:
+        name = self._name(agent_id)
+        error = errors.AgentFailed(
+            f"agent {name!r} ignored the cancellation and was abandoned",
+            kind="Abandoned",
+            hint="let CancelledError pass, and keep plain functions short",
+        )
+        return Failure.of(error, subtask_id=subtask_id, agent=name)
+
     async def _confirm_stops(self, assigned: Mapping[tuple[str, int], bytes]) -> None:
         """Have the agents of unfinished attempts confirm that they stopped; report those that went on."""
 
@@ -697,15 +929,7 @@ class Run:
             except errors.PandacoreError:
                 return  # gone: nothing runs there any more, or nobody can say
             if state == agent_pb2.ATTEMPT_STATE_ABANDONED:
-                name = next(
-                    (m.name for m in self._team.members if m.agent_id == agent_id), agent_id.hex()[:8]
-                )
-                error = errors.AgentFailed(
-                    f"agent {name!r} ignored the cancellation and was abandoned",
-                    kind="Abandoned",
-                    hint="let CancelledError pass, and keep plain functions short",
-                )
-                self._failures.append(Failure.of(error, subtask_id=key[0], agent=name))
+                self._failures.append(self._abandoned(agent_id, key[0]))
 
         await asyncio.gather(*(stop(key, agent_id) for key, agent_id in assigned.items()))
 

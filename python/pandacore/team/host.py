@@ -29,7 +29,9 @@ from pandacore.rpc.errors import status_code, to_detail, trailers
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.task import Task
 from pandacore.team.card import MAX_AGENTS, card_of
+from pandacore.team.clients import Clients
 from pandacore.team.desk import serve_link
+from pandacore.team.member import Nodes
 from pandacore.team.queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -377,12 +379,21 @@ class Host:
         The client that agents' ``ctx.model`` uses.
     load_changed : callable
         Called on the loop with (agent, load) whenever an agent's load changed.
+    clients : Clients, optional
+        How nodes of runs reach other hosts; default: clients of its own.
     """
 
     def __init__(
-        self, *, model: ModelClient | None = None, load_changed: Callable[[Agent, int], None] | None = None
+        self,
+        *,
+        model: ModelClient | None = None,
+        load_changed: Callable[[Agent, int], None] | None = None,
+        clients: Clients | None = None,
     ) -> None:
-        self._model = model
+        self.model = model
+        self.clients = clients or Clients()
+        self.clients.host = self
+        self.nodes = Nodes(self)
         self._load_changed = load_changed
         self._workers: dict[bytes, _Worker] = {}
         self._ended: OrderedDict[_AttemptKey, agent_pb2.AttemptState] = OrderedDict()
@@ -411,6 +422,7 @@ class Host:
 
     async def close(self) -> None:
         """Cancel what runs and stop serving; ends within about a second."""
+        await self.nodes.close()
         jobs = [(w, job) for w in self._workers.values() for job in list(w.jobs.values())]
         for worker in self._workers.values():
             worker.draining = True
@@ -420,6 +432,7 @@ class Host:
         if self._server is not None:
             await self._server.stop(grace=0.2)
             self._server = None
+        await self.clients.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def add(self, agent: Agent) -> None:
@@ -434,6 +447,7 @@ class Host:
         """Stop serving an agent: what waits or runs is cancelled."""
         worker = self.worker(agent_id)
         worker.draining = True
+        self.nodes.end_agent(agent_id)
         await asyncio.gather(*(worker.cancel(job) for job in list(worker.jobs.values())))
         del self._workers[agent_id]
 
@@ -560,9 +574,9 @@ class Host:
 
     def bound_model(self, job: Job) -> BoundModel | None:
         """The model as one subtask sees it: charged to its ledger, cut off at its deadline."""
-        if self._model is None:
+        if self.model is None:
             return None
-        return BoundModel(self._model, ledger=job.ledger, remaining_s=job.remaining_s, spent=job.spend)
+        return BoundModel(self.model, ledger=job.ledger, remaining_s=job.remaining_s, spent=job.spend)
 
 
 class _Servicer(agent_pb2_grpc.AgentServiceServicer):
@@ -634,12 +648,34 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.HeartbeatRequest, context: _ServicerContext
     ) -> agent_pb2.HeartbeatReply:
         del context
+        self._host.nodes.renew(request.run_id)
         return agent_pb2.HeartbeatReply(
             attempts=[
                 agent_pb2.Attempt(agent_id=key[0], subtask_id=key[2], attempt=key[3], state=state)
                 for key, state in self._host.attempts(request.run_id)
             ]
         )
+
+    async def Open(self, request: agent_pb2.OpenRequest, context: _ServicerContext) -> agent_pb2.OpenReply:
+        del context
+        return self._host.nodes.open(request)
+
+    async def Deliver(
+        self, request: agent_pb2.DeliverRequest, context: _ServicerContext
+    ) -> agent_pb2.DeliverReply:
+        del context
+        return self._host.nodes.deliver(request)
+
+    async def Ask(self, request: agent_pb2.AskRequest, context: _ServicerContext) -> agent_pb2.AskReply:
+        try:
+            return await self._host.nodes.ask(request)
+        except errors.PandacoreError as error:
+            await context.abort(status_code(error), str(error), trailers(error))
+            raise
+
+    async def Close(self, request: agent_pb2.CloseRequest, context: _ServicerContext) -> agent_pb2.CloseReply:
+        del context
+        return agent_pb2.CloseReply(abandoned=await self._host.nodes.close_run(request.run_id, request.epoch))
 
     async def _worker(self, agent_id: bytes, context: _ServicerContext) -> _Worker:
         try:

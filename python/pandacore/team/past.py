@@ -48,6 +48,7 @@ def read_past(journal: Journal, run_id: str) -> Opened:
     state: dict[str, Any] | None = None
     usage = Usage()
     finished: Mapping[str, Any] | None = None
+    resumed = 0
     for record in journal.read(run_id):
         match record.kind:
             case Kind.RUN:
@@ -63,7 +64,7 @@ def read_past(journal: Journal, run_id: str) -> Opened:
             case Kind.FINISH:
                 finished = record.body
             case Kind.RESUMED:
-                pass
+                resumed += 1
     if first is None:
         raise errors.IncompatibleJournal(
             "the run does not begin with its task",
@@ -75,7 +76,7 @@ def read_past(journal: Journal, run_id: str) -> Opened:
         first["pattern"],
         first["planner"],
         Budget.from_dict(first["budget"]),
-        Past(run_id, plan, source, state, usage),
+        Past(run_id, plan, source, state, usage, resumed),
         finished,
     )
 

@@ -300,3 +300,183 @@ class Attempt(_message.Message):
     attempt: int
     state: AttemptState
     def __init__(self, agent_id: _Optional[bytes] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[AttemptState, str]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("name", "address", "down")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    down: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., down: _Optional[bool] = ...) -> None: ...
+
+class OpenRequest(_message.Message):
+    __slots__ = ("run_id", "epoch", "version", "agent_ids", "peers", "spec")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    epoch: int
+    version: int
+    agent_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    spec: RunSpec
+    def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., agent_ids: _Optional[_Iterable[bytes]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ...) -> None: ...
+
+class RunSpec(_message.Message):
+    __slots__ = ("pattern", "limits_json", "text", "documents", "metadata_json", "priority", "plan_json", "may_replan", "vocabulary_json", "unlimited_tokens", "deadline_ms", "lease_ms", "outlives_root")
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_JSON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    MAY_REPLAN_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_JSON_FIELD_NUMBER: _ClassVar[int]
+    UNLIMITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTLIVES_ROOT_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    limits_json: str
+    text: str
+    documents: _containers.RepeatedCompositeFieldContainer[_model_pb2.Document]
+    metadata_json: str
+    priority: int
+    plan_json: str
+    may_replan: bool
+    vocabulary_json: str
+    unlimited_tokens: bool
+    deadline_ms: int
+    lease_ms: int
+    outlives_root: bool
+    def __init__(self, pattern: _Optional[str] = ..., limits_json: _Optional[str] = ..., text: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., metadata_json: _Optional[str] = ..., priority: _Optional[int] = ..., plan_json: _Optional[str] = ..., may_replan: _Optional[bool] = ..., vocabulary_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., outlives_root: _Optional[bool] = ...) -> None: ...
+
+class OpenReply(_message.Message):
+    __slots__ = ("nodes", "fenced")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[OpenedNode]
+    fenced: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[OpenedNode, _Mapping]]] = ..., fenced: _Optional[bool] = ...) -> None: ...
+
+class OpenedNode(_message.Message):
+    __slots__ = ("agent_id", "fresh", "refused")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    agent_id: bytes
+    fresh: bool
+    refused: str
+    def __init__(self, agent_id: _Optional[bytes] = ..., fresh: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class DeliverRequest(_message.Message):
+    __slots__ = ("run_id", "epoch", "sender", "to", "incarnation", "envelopes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    epoch: int
+    sender: Peer
+    to: str
+    incarnation: int
+    envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
+    def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sender: _Optional[_Union[Peer, _Mapping]] = ..., to: _Optional[str] = ..., incarnation: _Optional[int] = ..., envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("number", "message_json", "report")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_JSON_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    message_json: str
+    report: NodeReport
+    def __init__(self, number: _Optional[int] = ..., message_json: _Optional[str] = ..., report: _Optional[_Union[NodeReport, _Mapping]] = ...) -> None: ...
+
+class NodeReport(_message.Message):
+    __slots__ = ("subtask_id", "attempt", "capability", "instruction", "event", "note_json", "planned", "broken")
+    SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    NOTE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    subtask_id: str
+    attempt: int
+    capability: str
+    instruction: str
+    event: AssignEvent
+    note_json: str
+    planned: _model_pb2.Usage
+    broken: _model_pb2.ErrorDetail
+    def __init__(self, subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., event: _Optional[_Union[AssignEvent, _Mapping]] = ..., note_json: _Optional[str] = ..., planned: _Optional[_Union[_model_pb2.Usage, _Mapping]] = ..., broken: _Optional[_Union[_model_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class DeliverReply(_message.Message):
+    __slots__ = ("unknown", "fenced", "busy")
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    unknown: bool
+    fenced: bool
+    busy: bool
+    def __init__(self, unknown: _Optional[bool] = ..., fenced: _Optional[bool] = ..., busy: _Optional[bool] = ...) -> None: ...
+
+class AskRequest(_message.Message):
+    __slots__ = ("run_id", "sender", "replace", "reserve")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sender: str
+    replace: Replace
+    reserve: Reserve
+    def __init__(self, run_id: _Optional[str] = ..., sender: _Optional[str] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ...) -> None: ...
+
+class Replace(_message.Message):
+    __slots__ = ("capability", "exclude")
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    capability: str
+    exclude: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, capability: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("subtask_id", "attempt")
+    SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    subtask_id: str
+    attempt: int
+    def __init__(self, subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class AskReply(_message.Message):
+    __slots__ = ("peer", "tokens")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    peer: Peer
+    tokens: int
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class CloseRequest(_message.Message):
+    __slots__ = ("run_id", "epoch")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    epoch: int
+    def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class CloseReply(_message.Message):
+    __slots__ = ("abandoned",)
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    abandoned: _containers.RepeatedCompositeFieldContainer[Attempt]
+    def __init__(self, abandoned: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...

@@ -76,6 +76,26 @@ class AgentServiceStub:
                 request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkRequest.SerializeToString,
                 response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkReply.FromString,
                 _registered_method=True)
+        self.Open = channel.unary_unary(
+                '/pandacore.rpc.v1.AgentService/Open',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.OpenRequest.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.OpenReply.FromString,
+                _registered_method=True)
+        self.Deliver = channel.unary_unary(
+                '/pandacore.rpc.v1.AgentService/Deliver',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DeliverRequest.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DeliverReply.FromString,
+                _registered_method=True)
+        self.Ask = channel.unary_unary(
+                '/pandacore.rpc.v1.AgentService/Ask',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AskRequest.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AskReply.FromString,
+                _registered_method=True)
+        self.Close = channel.unary_unary(
+                '/pandacore.rpc.v1.AgentService/Close',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseRequest.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseReply.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -126,7 +146,7 @@ class AgentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Proof of life, with the attempts of the run that the host still knows.
+        """Proof of life, with the attempts of the run that the host still knows. Renews the lease of the run's nodes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +155,35 @@ class AgentServiceServicer:
     def Link(self, request_iterator, context):
         """The same calls over one stream, several to a message, for callers with many small ones. When it breaks,
         every call on it has failed, and its subtasks are treated as if their callers had hung up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Open(self, request, context):
+        """Makes agents of this host nodes of a run, or tells nodes that are open who is in the team now. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Deliver(self, request, context):
+        """Brings a node what another node of the run has for it. What was brought before is dropped, so repeating a
+        call is safe.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ask(self, request, context):
+        """Asks the run's entrypoint for what only it can give: another agent, a share of the token budget.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Close(self, request, context):
+        """Ends the run's nodes on this host; what they work on is cancelled. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +231,26 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Link,
                     request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkRequest.FromString,
                     response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkReply.SerializeToString,
+            ),
+            'Open': grpc.unary_unary_rpc_method_handler(
+                    servicer.Open,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.OpenRequest.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.OpenReply.SerializeToString,
+            ),
+            'Deliver': grpc.unary_unary_rpc_method_handler(
+                    servicer.Deliver,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DeliverRequest.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.DeliverReply.SerializeToString,
+            ),
+            'Ask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ask,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AskRequest.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AskReply.SerializeToString,
+            ),
+            'Close': grpc.unary_unary_rpc_method_handler(
+                    servicer.Close,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseRequest.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -402,6 +471,114 @@ class AgentService:
             '/pandacore.rpc.v1.AgentService/Link',
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkRequest.SerializeToString,
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.LinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Open(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pandacore.rpc.v1.AgentService/Open',
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.OpenRequest.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.OpenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Deliver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pandacore.rpc.v1.AgentService/Deliver',
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.DeliverRequest.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.DeliverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pandacore.rpc.v1.AgentService/Ask',
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.AskRequest.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.AskReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Close(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pandacore.rpc.v1.AgentService/Close',
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseRequest.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseReply.FromString,
             options,
             channel_credentials,
             insecure,
