@@ -63,14 +63,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The agent took the subtask; ``queue_position`` others wait before it."""
+    """The agent took the subtask; ``queue_position`` others wait before it. From here on a lost connection
+    leaves the outcome unknown."""
 
     queue_position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The agent's code began: from here on a lost connection leaves the outcome unknown."""
+    """The agent's code began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +246,10 @@ class AgentClient:
             async for event in events:
                 match event.WhichOneof("event"):
                     case "accepted":
+                        # From here on it may begin at any moment, before a word of that reaches us.
+                        began = True
                         yield Accepted(event.accepted.queue_position)
                     case "started":
-                        began = True
                         yield Started()
                     case "progress":
                         yield Progress(event.progress.text)
@@ -313,11 +315,11 @@ def _assign_error(
 def _broken(began: bool, where: str, why: str) -> errors.PandacoreError:
     if began:
         return errors.UnknownOutcome(
-            f"the connection broke after the agent began: {why}",
+            f"the connection broke after the agent had taken the subtask: {why}",
             where=where,
             hint="mark the task idempotent=True to have such subtasks run again",
         )
-    return errors.ConnectionLost(f"the connection broke before the agent began: {why}", where=where)
+    return errors.ConnectionLost(f"the connection broke before the agent took the subtask: {why}", where=where)
 
 
 def invited(reply: agent_pb2.InviteReply) -> tuple[bool, str, Load]:
