@@ -315,11 +315,11 @@ def _assign_error(
 def _broken(began: bool, where: str, why: str) -> errors.PandacoreError:
     if began:
         return errors.UnknownOutcome(
-            f"the connection broke after the agent had taken the subtask: {why}",
+            f"the connection broke after the agent took it: {why}",
             where=where,
             hint="mark the task idempotent=True to have such subtasks run again",
         )
-    return errors.ConnectionLost(f"the connection broke before the agent took the subtask: {why}", where=where)
+    return errors.ConnectionLost(f"the connection broke before the agent took it: {why}", where=where)
 
 
 def invited(reply: agent_pb2.InviteReply) -> tuple[bool, str, Load]:
