@@ -219,6 +219,22 @@ async def test_generate_json_without_constraints_at_the_server_still_checks() ->
             await client.chat(ask(output=JsonSchema(SCHEMA)))
 
 
+async def test_refusal_of_something_else_does_not_cost_the_schema() -> None:
+    class Picky(ScriptedBackend):
+        async def chat(self, request: ChatRequest) -> ChatResult:
+            if request.metadata.get("task") == "rank":
+                self.requests.append(request)
+                raise UnsupportedFeature("knows no task 'rank'", where="metadata.task")
+            return await super().chat(request)
+
+    backend = Picky(['{"n": 4}'])
+    async with ModelServer(backend) as server, ModelClient(server.address) as client:
+        with pytest.raises(UnsupportedFeature):
+            await client.generate_json("Rank.", SCHEMA, metadata={"task": "rank"})
+        assert (await client.generate_json("How many?", SCHEMA)).value == {"n": 4}
+        assert backend.requests[-1].output == JsonSchema(SCHEMA)
+
+
 async def test_bad_schema_is_refused_before_any_call() -> None:
     async with ScriptedModel([]) as model:
         with pytest.raises(ConfigError):

@@ -330,16 +330,17 @@ class ModelClient:
         shortened = False
         spent = Usage()
         correction: tuple[Message, ...] = ()
+        in_prompt = self._no_schema
         while True:
             request = replace(base, messages=(*base.messages, *correction))
-            if self._no_schema:
+            if in_prompt:
                 request = _schema_in_prompt(request, schema)
             try:
                 response = await self._chat_call(request, deadline, budget, idempotent=True)
             except UnsupportedFeature:
-                if self._no_schema:
+                if in_prompt:
                     raise
-                self._no_schema = True
+                in_prompt = True
                 continue
             spent += wire.usage_from_pb(response.usage)
             try:
@@ -368,6 +369,8 @@ class ModelClient:
                     ),
                 )
                 continue
+            # Known for good only now: what was refused may have been something else, like the task.
+            self._no_schema = in_prompt
             return replace(result, usage=spent)
 
     async def embed(
