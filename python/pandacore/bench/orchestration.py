@@ -28,6 +28,7 @@ from pandacore.experiments.hosts import Hosts
 from pandacore.journal import Journal
 from pandacore.models.process import ServerSpec, spawn
 from pandacore.plan import Plan, Subtask
+from pandacore.rpc import loop
 from pandacore.task import Result, SubtaskCompleted, SubtaskProgress, Task, TeamFormed
 
 __all__ = ["OPTIONS", "PEERS", "run"]
@@ -50,7 +51,7 @@ def run(bench: Bench) -> None:
     seconds = 0.3 if bench.quick else float(str(bench.options["seconds"]))
     width = 8 if bench.quick else int(str(bench.options["width"]))
     for agents in bench.sizes(default=(100,), quick=(8,)):
-        asyncio.run(_measure(bench, agents, seconds, width))
+        loop.run(_measure(bench, agents, seconds, width))
 
 
 async def _measure(bench: Bench, agents: int, seconds: float, width: int) -> None:
@@ -163,7 +164,7 @@ def _ended(result: Result) -> Result:
 async def _closed(collective: Collective, task: Task, seconds: float, width: int) -> float:
     """Subtasks per second with ``width`` runs at once, after a second of warming up."""
 
-    async def loop(end: float) -> int:
+    async def one_loop(end: float) -> int:
         count = 0
         while time.perf_counter() < end:
             _ended(await collective.run(task))
@@ -172,7 +173,7 @@ async def _closed(collective: Collective, task: Task, seconds: float, width: int
 
     async def all_loops(length_s: float) -> float:
         begin = time.perf_counter()
-        counts = await asyncio.gather(*(loop(begin + length_s) for _ in range(width)))
+        counts = await asyncio.gather(*(one_loop(begin + length_s) for _ in range(width)))
         return sum(counts) / (time.perf_counter() - begin)
 
     await all_loops(min(seconds, 1.0))

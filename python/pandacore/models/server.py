@@ -49,6 +49,7 @@ from pandacore.models.types import (
     JsonSchema,
     constraint_name,
 )
+from pandacore.rpc import loop
 from pandacore.rpc.errors import status_code, trailers
 from pandacore.rpc.v1 import model_pb2 as pb
 from pandacore.rpc.v1 import model_pb2_grpc as pb_grpc
@@ -409,7 +410,7 @@ async def _stopped(task: asyncio.Future[Any]) -> None:
     """Cancel a task and wait until it is over; its outcome was or will be seen elsewhere."""
     if not task.done():
         task.cancel()
-    await asyncio.wait({task})
+        await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
 
@@ -692,7 +693,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             grace_s=arguments.grace_s,
             lifeline=arguments.lifeline,
         )
-        _run(coroutine)
+        loop.run(coroutine)
     except PandacoreError as error:
         # One line that the parent process can read: it raises the same error.
         report = {
@@ -707,15 +708,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {redact(str(error))}\n")
         return 2
     return 0
-
-
-def _run(coroutine: Any) -> None:
-    try:
-        import uvloop  # faster by a tenth where it is installed
-    except ImportError:
-        asyncio.run(coroutine)
-    else:
-        uvloop.run(coroutine)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 
 from pandacore import errors
 from pandacore.agent import Agent, agents_of
+from pandacore.rpc import loop
 
 __all__ = ["main", "serve"]
 
@@ -24,10 +25,10 @@ async def serve(agents: list[Agent], *, model: str | None = None) -> None:
     from pandacore.team.host import Host
 
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop instead
-            loop.add_signal_handler(number, stop.set)
+            running.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         client = None
         if model is not None:
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         targets = agents_of(chosen.module)
         agents = [Agent.of(target) for target in targets for _ in range(max(chosen.replicas, 1))]
-        asyncio.run(serve(agents, model=chosen.model))
+        loop.run(serve(agents, model=chosen.model))
     except errors.PandacoreError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
