@@ -33,7 +33,7 @@ from pandacore.task import Budget, Task
 
 __all__ = ["CRASHES_OPTIONS", "FAULTS_OPTIONS", "PATTERNS", "crashes", "faults"]
 
-PATTERNS: Final = ("star",)
+PATTERNS: Final = ("star", "chain", "mesh")
 """The patterns that run over host processes."""
 _MODULE: Final = "pandacore.experiments.mortal"
 _SPARE: Final = 2

@@ -653,6 +653,6 @@ class Machine(ABC):
         drops, self._drops = self._drops, {}
         if not self._stored:
             self._stored = True
-            return Checkpoint(self.snapshot())
+            return Checkpoint(dict(self.state))
         patch = {"set": [[list(p), v] for p, v in sets.items()], "drop": [list(p) for p in drops]}
         return Checkpoint(patch, full=False)

@@ -81,13 +81,9 @@ class Assembler:
                 for agent_id, _, _ in choice:
                     self._directory.expect(agent_id, -1)
             if not refused:
-                return TeamView(
-                    tuple(
-                        self._member(agent_id, capability, load, loads, mode)
-                        for agent_id, capability, load in choice
-                    ),
-                    mode,
-                )
+                holders = {capability: self._holders(capability) for _, capability, _ in choice}
+                members = (self._member(chosen, loads, mode, holders[chosen[1]]) for chosen in choice)
+                return TeamView(tuple(members), mode)
             await self._release({agent_id for agent_id, _, _ in choice}, run_id)
             full = {agent_id for agent_id, reason in refused.items() if reason == "queue full"}
             declined |= refused.keys() - full
@@ -200,14 +196,19 @@ class Assembler:
         held = Counter(m.agent_id for m in team.members if m.agent_id in self._directory)
         await self._release({a for a, places in held.items() if used.get(a, 0) < places}, run_id)
 
+    def _holders(self, capability: str) -> int:
+        registry = self._directory.registry
+        if self._directory.vetting is None:
+            return len(registry.holders(capability))
+        return registry.available(capability)
+
     def _member(
-        self, agent_id: bytes, capability: str, load: int, loads: Mapping[bytes, Load], mode: str
+        self, chosen: tuple[bytes, str, int], loads: Mapping[bytes, Load], mode: str, holders: int
     ) -> Member:
+        agent_id, capability, load = chosen
         entry = self._directory.entry(agent_id)
         probed = loads.get(agent_id)
         vetting = self._directory.vetting
-        registry = self._directory.registry
-        holders = len(registry.holders(capability)) if vetting is None else registry.available(capability)
         wait_s = probed.expected_wait_s if probed else 0.0
         state = "idle" if probed and probed.total == 0 else f"load {probed.total if probed else load}"
         why = (

@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import json
 import logging
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
@@ -19,7 +21,7 @@ from pandacore.patterns import MACHINES, base
 from pandacore.plan import Plan, Subtask
 from pandacore.planning import plan_by_model, plan_by_rule
 from pandacore.rpc.errors import from_detail
-from pandacore.rpc.v1 import agent_pb2
+from pandacore.rpc.v1 import agent_pb2, model_pb2
 from pandacore.task import (
     Budget,
     Event,
@@ -146,6 +148,7 @@ class Run(Engine):
         self._team = TeamView()
         self._marks: dict[str, float] = {}
         self._assigned: dict[tuple[str, int], bytes] = {}
+        self._taken: Counter[bytes] = Counter()
         self._completed: dict[tuple[str, int], tuple[str, Completed]] = {}
         self._authors: dict[tuple[str, int], bytes] = {}
         self._crew: Crew | None = None
@@ -168,7 +171,7 @@ class Run(Engine):
 
     async def result(self) -> Result:
         """Wait for the end. Cancelling the waiter does not cancel the run."""
-        await asyncio.shield(asyncio.wait({self._main}))
+        await asyncio.wait({self._main})
         assert self._result is not None
         return self._result
 
@@ -268,7 +271,7 @@ class Run(Engine):
         if self._past is None:
             await self._log(
                 Kind.RUN,
-                {
+                lambda: {
                     "pattern": self._pattern,
                     "planner": self._planner,
                     "task": self.task.to_dict(),
@@ -276,7 +279,7 @@ class Run(Engine):
                 },
             )
         else:
-            await self._log(Kind.RESUMED, {})
+            await self._log(Kind.RESUMED, dict)
         plan, self._source = await self._make_plan()
         directory = self._services.directory
         plan, matches = await directory.meaning.fit(plan, directory.registry)
@@ -292,7 +295,7 @@ class Run(Engine):
         self._mark("plan")
         if self._plan is not None:
             if self._past is None or self._past.plan is None:
-                await self._log(Kind.PLAN, {"plan": plan.to_dict(), "source": self._source})
+                await self._log(Kind.PLAN, lambda: {"plan": plan.to_dict(), "source": self._source})
             self._emit(PlanReady, plan=plan, source=self._source)
         machine = None
         if self._past is not None and self._past.state is not None and self._has_members:
@@ -385,9 +388,9 @@ class Run(Engine):
             return None
         return max(self._began + self._budget.wall_s - self._loop.time(), 0.0)
 
-    async def _log(self, kind: Kind, body: Any) -> None:
+    async def _log(self, kind: Kind, body: Callable[[], Any]) -> None:
         if self._services.journal is not None:
-            await self._services.journal.append(self.id, kind, body)
+            await self._services.journal.append(self.id, kind, body())
 
     # -- members as nodes ----------------------------------------------------------------------------
 
@@ -434,8 +437,8 @@ class Run(Engine):
             pattern=self._pattern,
             limits_json=json.dumps(self._limits().to_dict()),
             text=self.task.text,
-            documents=documents_to_pb(self.task.documents),
-            metadata_json=json.dumps(dict(self.task.metadata), ensure_ascii=False),
+            documents=self._documents,
+            metadata_json=self._metadata_json,
             priority=self.task.priority,
             plan_json=json.dumps(self._plan.to_dict(), ensure_ascii=False) if self._plan else "",
             may_replan=self._drafted or self._source == "model",
@@ -555,7 +558,7 @@ class Run(Engine):
         reservation.settle(usage.total_tokens)
         self._spend(usage)
         if usage.total_tokens:
-            self._errand(self._log(Kind.SPENT, dataclasses.asdict(usage)))
+            self._errand(self._log(Kind.SPENT, lambda: dataclasses.asdict(usage)))
 
     def _committed(self, subtask_id: str, sender: str) -> None:
         """A subtask that a member did is done."""
@@ -570,7 +573,7 @@ class Run(Engine):
     # -- what the engine asks ------------------------------------------------------------------------
 
     async def _store(self, checkpoint: base.Checkpoint) -> None:
-        await self._log(Kind.CHECKPOINT, {"state": checkpoint.state, "full": checkpoint.full})
+        await self._log(Kind.CHECKPOINT, lambda: {"state": checkpoint.state, "full": checkpoint.full})
 
     def _begin(self, execute: base.Execute) -> None:
         self._unshared += 1
@@ -597,7 +600,7 @@ class Run(Engine):
     async def _adopted(self, plan: Plan, source: str) -> None:
         """Another plan is in force."""
         self._plan = plan
-        await self._log(Kind.PLAN, {"plan": plan.to_dict(), "source": source})
+        await self._log(Kind.PLAN, lambda: {"plan": plan.to_dict(), "source": source})
         self._emit(PlanReady, plan=plan, source=source)
 
     async def _rank(self, ask: base.AskRanking) -> list[str]:
@@ -643,7 +646,7 @@ class Run(Engine):
                 key = (note["subtask"], note["attempt"])
                 if (found := self._completed.pop(key, None)) is not None:
                     name, completed = found
-                    output = json.loads(completed.output_json)
+                    output = json.loads(completed.output_json)  # a copy: the machine's own stays as it is
                     self._emit_completed(note["subtask"], name, output, completed)
             case "attempt_failed" if not self._has_members:
                 subtask_id = note["subtask"]
@@ -718,10 +721,10 @@ class Run(Engine):
                     instruction=subtask.instruction,
                     root_text=self.task.text,
                     inputs_json=inputs_json,
-                    documents=documents_to_pb(self.task.documents),
+                    documents=self._documents,
                     priority=self.task.priority,
                     idempotency_key=f"{self.id}/{subtask.id}",
-                    metadata_json=json.dumps(dict(self.task.metadata), ensure_ascii=False),
+                    metadata_json=self._metadata_json,
                     token_budget=reservation.tokens,
                     unlimited_tokens=self._budget.tokens is None,
                     contract_json=json.dumps(execute.contract.to_dict()) if execute.contract else "",
@@ -731,7 +734,7 @@ class Run(Engine):
                 try:
                     output, spent = await self._assign(request, agent_id)
                     if spent.total_tokens:
-                        await self._log(Kind.SPENT, dataclasses.asdict(spent))
+                        await self._log(Kind.SPENT, partial(dataclasses.asdict, spent))
                     return output
                 except SubtaskError as error:
                     spent += error.usage
@@ -743,6 +746,14 @@ class Run(Engine):
         finally:
             reservation.settle(spent.total_tokens)
             self._spend(spent)
+
+    @cached_property
+    def _documents(self) -> list[model_pb2.Document]:
+        return documents_to_pb(self.task.documents)
+
+    @cached_property
+    def _metadata_json(self) -> str:
+        return json.dumps(dict(self.task.metadata), ensure_ascii=False)
 
     def _subtask(self, subtask_id: str) -> Subtask:
         """The subtask; for one that a user's pattern made up, the whole task under its name."""
@@ -760,7 +771,9 @@ class Run(Engine):
         known = [a for a in map(bytes.fromhex, execute.candidates) if directory.usable(a)]
         free = [a for a in known if a not in busy] or known
         if free:
-            return min(free, key=directory.load)
+            # Not one with work of this run: a place that is held but not used counts as load as well.
+            mine = Counter(self._assigned.values())
+            return min(free, key=lambda a: (mine[a], directory.load(a)))
         extra = await self._services.assembler.form(
             {capability: 1}, self.id, exclude=frozenset(map(bytes.fromhex, execute.candidates))
         )
@@ -787,6 +800,7 @@ class Run(Engine):
                     if not accepted:
                         # From here on the agent's own report counts the subtask.
                         accepted = True
+                        self._taken[agent_id] += 1
                         directory.expect(agent_id, -1)
                         key = (request.subtask_id, request.attempt)
                         self.post(base.Assigned(*key, agent_id.hex()))
@@ -877,7 +891,8 @@ class Run(Engine):
         await self._stop_all()
         await self._confirm_stops(assigned)
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._services.assembler.disband(self._team, self.id), CANCEL_S)
+            async with asyncio.timeout(CANCEL_S):
+                await self._services.assembler.disband(self._team, self.id, self._taken)
         wall_s = self._loop.time() - self._began
         planned = self._marks.get("plan", wall_s)
         assembled = self._marks.get("assemble", wall_s)
@@ -896,7 +911,7 @@ class Run(Engine):
             tuple(self._events),
         )
         try:
-            await self._log(Kind.FINISH, result.to_dict())
+            await self._log(Kind.FINISH, result.to_dict)
         except errors.PandacoreError as error:
             logger.error("the end of run %s could not be journalled: %s", self.id, error)
         self._result = result

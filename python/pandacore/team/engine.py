@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
@@ -42,10 +43,19 @@ def build(machine: Callable[..., base.Machine], run_id: str, me: str, **wanted: 
 
     So a user's pattern declares what it needs, and nothing else.
     """
-    taken = inspect.signature(machine).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+    taken = _taken(machine)
+    if taken is None:
         return machine(run_id, me, **wanted)
     return machine(run_id, me, **{name: value for name, value in wanted.items() if name in taken})
+
+
+@lru_cache(maxsize=64)
+def _taken(machine: Callable[..., base.Machine]) -> frozenset[str] | None:
+    """The arguments that a constructor takes by name; None: any."""
+    parameters = inspect.signature(machine).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return frozenset(parameters)
 
 
 class Engine(ABC):
