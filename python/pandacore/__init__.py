@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pandacore.models.types import ChatRequest, Document, Message, Usage
     from pandacore.patterns.base import Contract, Machine
     from pandacore.plan import Plan, Subtask
+    from pandacore.probing import Probing
     from pandacore.registry import Registry, Team, TeamSpec
     from pandacore.task import (
         Budget,
@@ -56,6 +57,7 @@ __all__ = [
     "PandacoreError",
     "Plan",
     "PlanReady",
+    "Probing",
     "Registry",
     "Result",
     "RunFinished",
@@ -86,6 +88,7 @@ _HOME = {
     "pandacore.journal": ("Journal",),
     "pandacore.patterns.base": ("Contract", "Machine"),
     "pandacore.plan": ("Plan", "Subtask"),
+    "pandacore.probing": ("Probing",),
     "pandacore.registry": ("Registry", "Team", "TeamSpec"),
     "pandacore.task": (
         "Budget",

@@ -385,6 +385,14 @@ class RegistryCore:
     def memory(self) -> dict[str, int]:
         """Bytes in use, by part."""
 
+class ViewerCore:
+    def __new__(cls, registry: RegistryCore) -> Self: ...
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def set_trusted_columns(self, slots: NDArray[np.uint32], values: NDArray[np.bool_]) -> None: ...
+    def trusts_slot(self, slot: int) -> bool: ...
+    def assemble_prepared(self, spec: PreparedSpec, seed: int | None = None) -> Team: ...
+
 @final
 class ProbingCore:
     def __new__(
@@ -407,6 +415,412 @@ class ProbingCore:
     def choose(self, known: Sequence[tuple[int, int, float, float, float]], seed: int) -> list[int]: ...
     @staticmethod
     def queue_limit(concurrency: int) -> int: ...
+
+class TeamEvent:
+    """What happens to the owner of a team."""
+
+    @final
+    class Start(TeamEvent):
+        """Begin, or go on after ``resume``."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    @final
+    class Found(TeamEvent):
+        """Answer to ``Match``: (requirement, agent), trusted and able in the owner's eyes."""
+
+        __match_args__ = ("candidates",)
+        def __new__(cls, candidates: Sequence[tuple[int, int]]) -> Self: ...
+        @property
+        def candidates(self) -> list[tuple[int, int]]: ...
+
+    @final
+    class Accepted(TeamEvent):
+        """An agent accepts its reservation."""
+
+        __match_args__ = ("agent",)
+        def __new__(cls, agent: int) -> Self: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Refused(TeamEvent):
+        """An agent refuses its reservation."""
+
+        __match_args__ = ("agent",)
+        def __new__(cls, agent: int) -> Self: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Offered(TeamEvent):
+        """An answer to a solicitation, trusted and able in the owner's eyes."""
+
+        __match_args__ = ("requirement", "agent")
+        def __new__(cls, requirement: int, agent: int) -> Self: ...
+        @property
+        def requirement(self) -> int: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Suspected(TeamEvent):
+        """The failure detector suspects an agent."""
+
+        __match_args__ = ("agent",)
+        def __new__(cls, agent: int) -> Self: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Alive(TeamEvent):
+        """A suspected agent proved to be alive."""
+
+        __match_args__ = ("agent",)
+        def __new__(cls, agent: int) -> Self: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Faulty(TeamEvent):
+        """An agent's output was judged wrong."""
+
+        __match_args__ = ("agent",)
+        def __new__(cls, agent: int) -> Self: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Result(TeamEvent):
+        """An output arrived from an agent."""
+
+        __match_args__ = ("subtask", "agent")
+        def __new__(cls, subtask: int, agent: int) -> Self: ...
+        @property
+        def subtask(self) -> int: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Expired(TeamEvent):
+        """A timer of ``SetTimer`` ran out."""
+
+        __match_args__ = ("timer", "of")
+        def __new__(cls, timer: Literal["reserve", "solicit", "dispatch", "assembly"], of: int) -> Self: ...
+        @property
+        def timer(self) -> Literal["reserve", "solicit", "dispatch", "assembly"]: ...
+        @property
+        def of(self) -> int: ...
+
+    @final
+    class Deposed(TeamEvent):
+        """An owner with a higher epoch exists."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    @final
+    class Cancel(TeamEvent):
+        """The caller gives up."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+class TeamEffect:
+    """What the owner of a team wants done, in this order."""
+
+    @final
+    class Checkpoint(TeamEffect):
+        """Store the state by compare-and-set on the epoch before anything that follows."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    @final
+    class Match(TeamEffect):
+        """Find candidates: (requirement, how many), none of ``without``."""
+
+        __match_args__ = ("wanted", "without")
+        def __new__(cls, wanted: Sequence[tuple[int, int]], without: Sequence[int]) -> Self: ...
+        @property
+        def wanted(self) -> list[tuple[int, int]]: ...
+        @property
+        def without(self) -> list[int]: ...
+
+    @final
+    class Reserve(TeamEffect):
+        """Ask an agent to join."""
+
+        __match_args__ = ("agent", "requirement")
+        def __new__(cls, agent: int, requirement: int) -> Self: ...
+        @property
+        def agent(self) -> int: ...
+        @property
+        def requirement(self) -> int: ...
+
+    @final
+    class Release(TeamEffect):
+        """Tell an agent that it is free."""
+
+        __match_args__ = ("agent",)
+        def __new__(cls, agent: int) -> Self: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class View(TeamEffect):
+        """Tell all members who is in the team."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    @final
+    class Dispatch(TeamEffect):
+        """Send a subtask."""
+
+        __match_args__ = ("subtask", "agent")
+        def __new__(cls, subtask: int, agent: int) -> Self: ...
+        @property
+        def subtask(self) -> int: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Acknowledge(TeamEffect):
+        """Tell a sender that its output is stored, or not needed."""
+
+        __match_args__ = ("subtask", "agent")
+        def __new__(cls, subtask: int, agent: int) -> Self: ...
+        @property
+        def subtask(self) -> int: ...
+        @property
+        def agent(self) -> int: ...
+
+    @final
+    class Solicit(TeamEffect):
+        """Broadcast that agents are wanted."""
+
+        __match_args__ = ("requirement", "missing")
+        def __new__(cls, requirement: int, missing: int) -> Self: ...
+        @property
+        def requirement(self) -> int: ...
+        @property
+        def missing(self) -> int: ...
+
+    @final
+    class SetTimer(TeamEffect):
+        """Start a timer; again restarts it. ``of`` is the agent, requirement or subtask."""
+
+        __match_args__ = ("timer", "of")
+        def __new__(cls, timer: Literal["reserve", "solicit", "dispatch", "assembly"], of: int) -> Self: ...
+        @property
+        def timer(self) -> Literal["reserve", "solicit", "dispatch", "assembly"]: ...
+        @property
+        def of(self) -> int: ...
+
+    @final
+    class Ended(TeamEffect):
+        """The task ended: see the phase."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class TeamState:
+    """The owner's side of a team: members, what runs where, what is done. Immutable; also the checkpoint.
+
+    Parameters
+    ----------
+    wanted : sequence of int
+        Agents wanted per requirement.
+    subtasks : sequence of (int, sequence of int)
+        The requirement whose agents can do it, and the earlier subtasks whose outputs it needs.
+    epoch : int
+        Fencing number of this owner.
+    solicitations, reservations : int
+        Times a requirement is solicited before it counts as hopeless; times a reservation is sent before the
+        agent counts as silent.
+
+    Raises
+    ------
+    ConfigError
+        A subtask names a requirement that is none, or one of the subtasks that come after it.
+    """
+
+    def __new__(
+        cls,
+        wanted: Sequence[int],
+        subtasks: Sequence[tuple[int, Sequence[int]]],
+        *,
+        epoch: int = 1,
+        solicitations: int = 2,
+        reservations: int = 3,
+    ) -> Self: ...
+    def step(self, event: TeamEvent) -> tuple[TeamState, list[TeamEffect]]:
+        """The state after an event, and what to do. Late, repeated and unknown events change nothing."""
+    def resume(self, epoch: int) -> TeamState:
+        """A successor's state from this checkpoint, with a higher epoch; feed ``TeamEvent.Start`` next."""
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def view(self) -> int:
+        """Counts changes of membership."""
+    @property
+    def phase(self) -> Literal["forming", "running", "completed", "failed", "deposed"]: ...
+    @property
+    def failure(self) -> Literal["unmatched", "no_replacement", "deadline", "cancelled"] | None: ...
+    @property
+    def members(self) -> list[list[int]]:
+        """Agents per requirement."""
+    @property
+    def assigned(self) -> list[int | None]:
+        """Agent of each subtask that is under way."""
+    @property
+    def done(self) -> list[int | None]:
+        """Whose output each finished subtask has."""
+    @property
+    def evicted(self) -> dict[int, Literal["crash", "revived", "faulty"]]:
+        """Who left, and why."""
+    def __eq__(self, other: object, /) -> bool: ...
+
+class WorkerEvent:
+    """What happens to a worker."""
+
+    @final
+    class Reserve(WorkerEvent):
+        """The owner asks for a reservation; ``room``: the queue takes one more."""
+
+        __match_args__ = ("epoch", "room")
+        def __new__(cls, epoch: int, room: bool) -> Self: ...
+        @property
+        def epoch(self) -> int: ...
+        @property
+        def room(self) -> bool: ...
+
+    @final
+    class Release(WorkerEvent):
+        """The owner lets it go."""
+
+        __match_args__ = ("epoch",)
+        def __new__(cls, epoch: int) -> Self: ...
+        @property
+        def epoch(self) -> int: ...
+
+    @final
+    class Dispatch(WorkerEvent):
+        """The owner sends a subtask."""
+
+        __match_args__ = ("epoch", "subtask")
+        def __new__(cls, epoch: int, subtask: int) -> Self: ...
+        @property
+        def epoch(self) -> int: ...
+        @property
+        def subtask(self) -> int: ...
+
+    @final
+    class Finished(WorkerEvent):
+        """The subtask's own work ended."""
+
+        __match_args__ = ("subtask",)
+        def __new__(cls, subtask: int) -> Self: ...
+        @property
+        def subtask(self) -> int: ...
+
+    @final
+    class Acknowledged(WorkerEvent):
+        """The owner stored an output, or does not need it."""
+
+        __match_args__ = ("subtask",)
+        def __new__(cls, subtask: int) -> Self: ...
+        @property
+        def subtask(self) -> int: ...
+
+    @final
+    class LeaseExpired(WorkerEvent):
+        """The owner was not heard of for the time of the reservation."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+class WorkerEffect:
+    """What a worker wants done."""
+
+    @final
+    class Accept(WorkerEffect):
+        """Tell the owner yes."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    @final
+    class Refuse(WorkerEffect):
+        """Tell the owner no."""
+
+        __match_args__ = ()
+        def __new__(cls) -> Self: ...
+
+    @final
+    class Run(WorkerEffect):
+        """Start to work; happens once per subtask."""
+
+        __match_args__ = ("subtask",)
+        def __new__(cls, subtask: int) -> Self: ...
+        @property
+        def subtask(self) -> int: ...
+
+    @final
+    class Send(WorkerEffect):
+        """Send the output (again)."""
+
+        __match_args__ = ("subtask",)
+        def __new__(cls, subtask: int) -> Self: ...
+        @property
+        def subtask(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class WorkerState:
+    """A worker's side of one task. Immutable."""
+
+    def __new__(cls) -> Self: ...
+    def step(self, event: WorkerEvent) -> tuple[WorkerState, list[WorkerEffect]]:
+        """The state after an event, and what to do."""
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen."""
+    @property
+    def held(self) -> bool:
+        """Reserved, or at work, for this task."""
+    @property
+    def subtasks(self) -> dict[int, Literal["running", "finished", "stored"]]: ...
+
+@final
+class LateBinding:
+    """One piece of work queued at several agents: the first that is free for it gets it, the others drop it.
+
+    Whoever is free first has the shortest queue, however stale the known loads were. Agents are numbers, such
+    as slots.
+    """
+
+    def __new__(cls, agents: Sequence[int]) -> Self: ...
+    def claim(self, agent: int) -> tuple[bool, list[int]]:
+        """An agent is free for it: whether it gets it, and the agents that should drop it then."""
+    def lost(self, agent: int) -> list[int]:
+        """An agent refused, was lost or gave up: the agents to queue the work at again, if it had it."""
+    @property
+    def bound(self) -> int | None:
+        """Who has it."""
+    @property
+    def queued(self) -> list[int]:
+        """Where it may still wait, or who could take over."""
 
 def simulate_balance(
     balancer: str,

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from pandacore._core import ProbingCore, simulate_balance
+from pandacore._core import LateBinding, ProbingCore, simulate_balance
 from pandacore.errors import ConfigError
 
-__all__ = ["Advice", "Known", "Probing", "queue_limit", "simulate_balance"]
+__all__ = ["Advice", "Known", "LateBinding", "Probing", "queue_limit", "simulate_balance"]
 
 
 class Known(NamedTuple):

@@ -34,8 +34,9 @@ from pandacore._core import (
     RegistryCore,
     RestoredRegistry,
     Team,
+    ViewerCore,
 )
-from pandacore.errors import ConfigError, CorruptFile, ShapeError
+from pandacore.errors import ConfigError, CorruptFile, ShapeError, UnknownAgent
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -52,6 +53,7 @@ __all__ = [
     "Team",
     "TeamBatch",
     "TeamSpec",
+    "Viewer",
 ]
 
 Mode = Literal["dedicated", "consolidated"]
@@ -416,6 +418,18 @@ class Registry(RegistryCore):
         slots, complete = self.assemble_rows(rows, int(per_capability), probes, seed)
         return TeamBatch(slots, complete)
 
+    def viewer(self) -> Viewer:
+        """A further viewer of this registry, with its own verdict on every agent.
+
+        >>> registry = Registry()
+        >>> slots = [registry.announce(bytes([n]) * 32, ["search"]) for n in range(3)]
+        >>> alice, bob = registry.viewer(), registry.viewer()
+        >>> alice.set_trusted(slots[0], True)
+        >>> [len(v.assemble({"search": 1})) for v in (alice, bob)]
+        [1, 0]
+        """
+        return Viewer(self)
+
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write everything known to a file: agents, versions, loads, flags, names and tombstones.
 
@@ -471,6 +485,51 @@ class Registry(RegistryCore):
 
     def __repr__(self) -> str:
         return f"<Registry: {len(self)} agents, {len(self.capabilities())} capabilities>"
+
+
+class Viewer(ViewerCore):
+    """One of several viewers of a registry, with its own verdict on every agent: :meth:`Registry.viewer`.
+
+    An agent can be a member if the registry's own ``trusted`` flag is set and the viewer trusts it; a new
+    viewer trusts nobody. A verdict is about the agent, not its slot: a slot that goes to another agent is not
+    trusted. ``len(viewer)`` is how many agents it trusts. One bit per slot; safe to use from several threads.
+    """
+
+    _registry: Registry
+
+    def __new__(cls, registry: Registry) -> Self:
+        self = super().__new__(cls, registry)
+        self._registry = registry
+        return self
+
+    def set_trusted(self, agent: bytes | int, trusted: bool) -> None:
+        """Give a verdict on one agent, by its id or slot; ``UnknownAgent`` if there is none."""
+        slots = np.array([self._slot(agent)], np.uint32)
+        self.set_trusted_columns(slots, np.array([trusted], np.bool_))
+
+    def set_trusted_many(self, slots: ArrayLike, values: ArrayLike) -> None:
+        """Give verdicts on many agents; shapes and errors as in :meth:`Registry.set_loads`."""
+        self.set_trusted_columns(_column("slots", slots, np.uint32), _column("values", values, np.bool_))
+
+    def trusts(self, agent: bytes | int) -> bool:
+        """Whether this viewer trusts an agent; ``UnknownAgent`` if there is none."""
+        return self.trusts_slot(self._slot(agent))
+
+    def assemble(
+        self, spec: PreparedSpec | TeamSpec | Mapping[str, int] | Sequence[str], *, seed: int | None = None
+    ) -> Team:
+        """Assemble a team of agents that this viewer trusts, as :meth:`Registry.assemble` does."""
+        if not isinstance(spec, PreparedSpec):
+            spec = self._registry.prepare(spec)
+        return self.assemble_prepared(spec, seed)
+
+    def _slot(self, agent: bytes | int) -> int:
+        if not isinstance(agent, bytes):
+            return agent
+        slot = self._registry.slot_of(agent)
+        if slot is None:
+            raise UnknownAgent(f"no agent has the id {agent.hex()[:16]}…")
+        return slot
 
 
 def _column(

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use crate::error::RegistryError;
 use crate::hint::prefetch;
 use crate::index::Id;
-use crate::registry::{Announcement, Change, MAX_HELD, Placed, Registry, Work, shared_bit};
+use crate::registry::{Announcement, Change, MAX_HELD, Placed, Registry, Work, shared_bits};
 use crate::store::{
     ALIVE, Attributes, Head, LANES, Line, PRESENT, TRUSTED, eligible, entry, entry_slot, posting,
 };
@@ -187,18 +187,29 @@ impl Work<'_> {
         if !fresh.is_empty() {
             self.write_fresh(batch, base, &fresh);
         }
-        for (at, &(slot, row)) in known.iter().enumerate() {
-            if let Some(&(next, _)) = known.get(at + 12) {
+        let row = |row: u32| {
+            &batch.capabilities
+                [batch.offsets[row as usize] as usize..batch.offsets[row as usize + 1] as usize]
+        };
+        for (at, &(slot, r)) in known.iter().enumerate() {
+            // Four steps ahead of each other, so that each finds what it follows in the cache: the agent's own line,
+            // the entries it leads to, the agents in those entries.
+            if let Some(&(next, r)) = known.get(at + 12) {
                 prefetch(self.line(next));
+                prefetch(self.version(next));
+                for &capability in row(r) {
+                    prefetch(self.pool(capability));
+                }
             }
-            if let Some(&(next, _)) = known.get(at + 4) {
-                self.prefetch_postings(next);
+            if let Some(&(next, r)) = known.get(at + 7) {
+                self.prefetch_moves(next);
+                self.prefetch_entries_of(next, row(r));
             }
-            if let Some(&(next, row)) = known.get(at + 2) {
-                let range = batch.offsets[row as usize] as usize..batch.offsets[row as usize + 1] as usize;
-                self.prefetch_neighbours(next, &batch.capabilities[range]);
+            if let Some(&(next, r)) = known.get(at + 3) {
+                self.prefetch_movers(next);
+                self.prefetch_displaced(next, row(r));
             }
-            self.update_known(batch, slot, row)?;
+            self.update_known(batch, slot, r)?;
         }
         self.writer.garbage.collect(&self.store.domain);
         Ok(slots)
@@ -223,8 +234,14 @@ impl Work<'_> {
         let mut known: Vec<(u32, u32)> = Vec::new();
         let mut twice = None;
         for (row, id) in batch.ids.iter().enumerate() {
-            if let Some(next) = batch.ids.get(row + 12) {
+            if let Some(next) = batch.ids.get(row + 24) {
                 prefetch(self.writer.index.place(next));
+            }
+            if let Some(next) = batch.ids.get(row + 12)
+                && let Some(slot) = self.writer.index.guess(next)
+                && let Some(cell) = ids.get(slot as usize)
+            {
+                prefetch(cell);
             }
             let next = base + fresh.len() as u32;
             match self.writer.index.find_or_insert(id, next, id_of) {
@@ -362,7 +379,7 @@ impl Work<'_> {
                 let signature = match signatures {
                     true => capabilities
                         .iter()
-                        .map(|&c| self.pool(c).signature_bit())
+                        .map(|&c| self.pool(c).signature_bits())
                         .fold(0, |a, b| a | b),
                     false => 0,
                 };
@@ -401,8 +418,8 @@ impl Work<'_> {
         for (c, plan) in plans.iter().enumerate() {
             let added = plan.ready + plan.idle;
             let pool = self.pool(c as u32);
-            if added > 0 && !pool.has_bit() {
-                pool.set_bit(shared_bit(c as u32));
+            if added > 0 && pool.signature_bits() == 0 {
+                pool.set_bits(shared_bits(c as u32));
                 // Pools with agents keep their bit: those agents' signatures say so. They are promoted later.
                 by_size.push((added, c as u32));
             }
@@ -417,13 +434,15 @@ impl Work<'_> {
 
     fn update_known(&mut self, batch: &Batch<'_>, slot: u32, row: u32) -> Result<(), RegistryError> {
         let at = row as usize;
-        let Placed { accepted, .. } = self.announce(&Announcement {
+        let held = &batch.capabilities[batch.offsets[at] as usize..batch.offsets[at + 1] as usize];
+        let announcement = Announcement {
             id: batch.ids[at],
-            capabilities: &batch.capabilities[batch.offsets[at] as usize..batch.offsets[at + 1] as usize],
+            capabilities: held,
             version: batch.versions.map(|c| c[at]),
             domain: batch.domains.map_or(0, |c| c[at]),
             attributes: batch.attributes(at),
-        })?;
+        };
+        let Placed { accepted, .. } = self.place(&announcement, held, Some(slot))?;
         if accepted {
             if let Some(alive) = batch.alive {
                 self.set_flags(slot, ALIVE, alive[at]);

@@ -10,12 +10,14 @@ use crate::assembly::{Filter, Hall, Pick, Quality, Scratch, Shortage, Team, Team
 use crate::hint::prefetch;
 use crate::rng::{Rng, mix};
 use crate::store::{LANES, View, entry_score, entry_slot};
-use crate::window::{WINDOW, Window};
+use crate::window::{FOUND, WINDOW, Window};
 
 /// Lines looked at per pick when there are no signatures.
 const WITHOUT_SIGNATURES: usize = 64;
+/// Bits of an entry below its score; mixed with a random number they break ties.
+const TIES: u64 = (1 << 48) - 1;
 /// Pairs that the exchange step tries to replace.
-const EXCHANGES: u32 = 64;
+const EXCHANGES: u32 = 16;
 /// Restarts of quality "best".
 const RESTARTS: u32 = 16;
 /// Nodes of the exact search: quality "best", and "optimal" or constrained.
@@ -135,11 +137,15 @@ pub(crate) fn assemble(
         available: 0,
     };
     for (i, r) in spec.required.iter().enumerate() {
-        let mut live = 0;
+        let (mut live, mut largest) = (0, 0);
         for &capability in &r.any {
             let pool = view.pool(capability);
             live += pool.live();
-            p.bits[i] |= pool.signature_bit();
+            // Of several capabilities, the one most agents have: signatures are hints.
+            if pool.live() > largest {
+                largest = pool.live();
+                p.bits[i] = pool.signature_bits();
+            }
         }
         p.sizes[i] = live;
         let exist = if plain || live < r.count {
@@ -390,18 +396,18 @@ fn best_in_window(
     let signatures = p.view.signatures(pool);
     let mut best: Option<Member> = None;
     let mut best_key = (0u32, u16::MAX);
-    let mut look = |at: usize| {
-        let Some(block) = blocks.get(at / LANES as usize) else {
-            return;
-        };
-        let entry = block.0[at % LANES as usize].load(Ordering::Relaxed);
+    let at = |place: usize| {
+        let block = blocks.get(place / LANES as usize)?;
+        Some(block.0[place % LANES as usize].load(Ordering::Relaxed))
+    };
+    let mut look = |entry: u64| {
         let slot = entry_slot(entry);
         if out.iter().any(|m| m.slot == slot) || !(p.plain || p.filter.accepts(p.view, slot)) {
-            return;
+            return 0;
         }
         let mask = masks.of(p.view, slot);
         if mask & must != must {
-            return;
+            return 0;
         }
         let gain = (mask & need).count_ones();
         let score = entry_score(entry);
@@ -414,12 +420,13 @@ fn best_in_window(
                 forced: false,
             });
         }
+        gain
     };
     if signatures.len() < live {
         let n = live.min(WITHOUT_SIGNATURES);
         let start = rng.below(live as u32) as usize;
         for k in 0..n {
-            look((start + k) % live);
+            at((start + k) % live).map(&mut look);
         }
         return best;
     }
@@ -432,9 +439,9 @@ fn best_in_window(
     let slice = &signatures[start..start + length];
     let found = if must == 0 {
         let turn = rng.below(length as u32) as usize;
-        window.most(slice, bits_of(p, need), turn)
+        window.most(slice, each(need).map(|i| p.bits[i]), turn)
     } else {
-        window.all(slice, bits_of(p, must))
+        window.all(slice, each(must).fold(0, |bits, i| bits | p.bits[i]))
     };
     for &k in &window.found[..found] {
         prefetch(
@@ -443,27 +450,26 @@ fn best_in_window(
                 .wrapping_add((start + k as usize) / LANES as usize),
         );
     }
+    // The most promising first, among equals the least loaded: whoever keeps what its signature promises is taken.
+    let (promise, sure) = if must == 0 {
+        window.top
+    } else {
+        (must.count_ones(), found)
+    };
+    let mut entries = [u64::MAX; FOUND];
     let lines = p.view.lines();
-    for &k in &window.found[..found] {
-        let at = start + k as usize;
-        if let Some(block) = blocks.get(at / LANES as usize) {
-            let slot = entry_slot(block.0[at % LANES as usize].load(Ordering::Relaxed));
-            prefetch(lines.as_ptr().wrapping_add(slot as usize));
+    for (entry, &k) in entries.iter_mut().zip(&window.found[..found]) {
+        *entry = at(start + k as usize).unwrap_or(u64::MAX);
+        prefetch(lines.as_ptr().wrapping_add(entry_slot(*entry) as usize));
+    }
+    let salt = rng.next_u64() & TIES;
+    entries[..sure].sort_unstable_by_key(|entry| entry ^ salt);
+    for &entry in &entries[..found] {
+        if look(entry) >= promise {
+            break;
         }
     }
-    for &k in &window.found[..found] {
-        look(start + k as usize);
-    }
     best
-}
-
-fn bits_of(p: &Problem<'_>, mut need: u64) -> u64 {
-    let mut bits = 0;
-    while need != 0 {
-        bits |= p.bits[need.trailing_zeros() as usize];
-        need &= need - 1;
-    }
-    bits
 }
 
 /// Any agent of requirement `i` that is not chosen yet.

@@ -59,6 +59,17 @@ impl IdIndex {
         }
     }
 
+    /// The slot where a lookup of `id` starts; most often the right one, if the id is known.
+    pub(crate) fn guess(&self, id: &Id) -> Option<u32> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        match self.slots[self.home(id)] {
+            EMPTY => None,
+            slot => Some(slot),
+        }
+    }
+
     /// Adds an id that is not in the table.
     pub(crate) fn insert(&mut self, id: &Id, slot: u32, id_of: impl Fn(u32) -> Id) {
         self.reserve(1, id_of);

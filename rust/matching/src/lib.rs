@@ -39,6 +39,7 @@ pub mod score;
 mod snapshot;
 mod store;
 pub mod team_machine;
+mod viewer;
 mod vocabulary;
 mod window;
 
@@ -51,4 +52,5 @@ pub use error::RegistryError;
 pub use registry::{Announcement, Config, MAX_HELD, MIN_TOMBSTONES, Memory, Placed, Record, Registry};
 pub use rng::Rng;
 pub use store::{ALIVE, Attributes, DRAINING, TRUSTED};
+pub use viewer::Viewer;
 pub use vocabulary::{MAX_NAME, Vocabulary};

@@ -3,7 +3,7 @@
 //! A policy without I/O: the caller samples candidates, sends the probes, and reserves. What to do depends on how old
 //! the known loads are, in units of the service time: fresh ones are used as they are; older ones shortlist whom to
 //! probe; very old ones are not used at all, because ordering by stale loads sends everybody to the same agents.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::rng::Rng;
 
@@ -196,6 +196,72 @@ pub fn queue_limit(concurrency: u32) -> u32 {
     (2 * concurrency).max(4)
 }
 
+/// One piece of work queued at several agents: the first that is free for it gets it, the others drop it.
+///
+/// Queues are better judges than loads: whoever is free first is the shortest queue, however stale the numbers were.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct LateBinding {
+    queued: BTreeSet<u32>,
+    bound: Option<u32>,
+}
+
+/// Answer to an agent that is free for work it has queued.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Claim {
+    /// It is the agent's; these others should drop it.
+    Granted(Vec<u32>),
+    /// The agent has it already: its claim or our answer was repeated.
+    Held,
+    /// Another agent has it, or this one was not asked: drop it.
+    Refused,
+}
+
+impl LateBinding {
+    /// Work that waits at these agents.
+    #[must_use]
+    pub fn new(agents: impl IntoIterator<Item = u32>) -> Self {
+        Self {
+            queued: agents.into_iter().collect(),
+            bound: None,
+        }
+    }
+
+    /// Who has it.
+    #[must_use]
+    pub fn bound(&self) -> Option<u32> {
+        self.bound
+    }
+
+    /// Where it may still wait; after a claim those are the agents that can take over.
+    #[must_use]
+    pub fn queued(&self) -> Vec<u32> {
+        self.queued.iter().copied().collect()
+    }
+
+    /// An agent is free for it.
+    pub fn claim(&mut self, agent: u32) -> Claim {
+        match self.bound {
+            Some(holder) if holder == agent => Claim::Held,
+            None if self.queued.remove(&agent) => {
+                self.bound = Some(agent);
+                Claim::Granted(self.queued())
+            }
+            _ => Claim::Refused,
+        }
+    }
+
+    /// An agent refused, was lost or gave up. If it had the work, returns the agents to queue it at again; with
+    /// nobody left the work has to be placed anew.
+    pub fn lost(&mut self, agent: u32) -> Vec<u32> {
+        self.queued.remove(&agent);
+        if self.bound != Some(agent) {
+            return Vec::new();
+        }
+        self.bound = None;
+        self.queued()
+    }
+}
+
 /// Own reservations that an agent's reports do not show yet.
 ///
 /// Bounded by the agents this entry point has sent work to within `horizon_s`.
@@ -313,6 +379,53 @@ mod tests {
             }
             assert!(probing.choose(&[], &mut Rng::new(1)).is_empty());
         }
+    }
+
+    #[test]
+    fn work_queued_at_several_agents_runs_at_one_of_them() {
+        let mut work = LateBinding::new([3, 1, 2]);
+        assert_eq!(work.claim(9), Claim::Refused, "was never asked");
+        assert_eq!(work.claim(2), Claim::Granted(vec![1, 3]));
+        assert_eq!(work.claim(2), Claim::Held, "the answer was lost");
+        assert_eq!(work.claim(1), Claim::Refused);
+        assert_eq!(work.lost(1), [0; 0], "it did not have it");
+        assert_eq!(work.lost(2), [3], "the rest may take over");
+        assert_eq!((work.bound(), work.claim(2)), (None, Claim::Refused));
+        assert_eq!(work.claim(3), Claim::Granted(vec![]));
+        assert_eq!(work.lost(3), [0; 0]);
+        assert_eq!((work.bound(), work.queued()), (None, vec![]));
+    }
+
+    /// Agents that serve their queues in order, one piece at a time. Returns the mean wait.
+    fn wait(redundancy: usize, late: bool) -> f64 {
+        const AGENTS: usize = 20;
+        let mut rng = Rng::new(8);
+        let (mut free_at, mut now, mut waited) = ([0.0f64; AGENTS], 0.0, 0.0);
+        let jobs = 20_000;
+        for _ in 0..jobs {
+            now += -(1.0 - rng.unit()).ln() / (0.9 * AGENTS as f64);
+            let chosen = shuffled(AGENTS, redundancy, &mut rng);
+            let first = |a: &&usize, b: &&usize| free_at[**a].total_cmp(&free_at[**b]);
+            // Bound late, the first agent to come free gets it; bound at once, the one that was drawn first.
+            let mut work = LateBinding::new(chosen.iter().map(|&a| a as u32));
+            let agent = if late {
+                chosen.iter().min_by(first)
+            } else {
+                chosen.first()
+            };
+            let agent = *agent.unwrap_or(&0);
+            assert_eq!(work.claim(agent as u32), Claim::Granted(work.queued()));
+            let start = free_at[agent].max(now);
+            waited += start - now;
+            free_at[agent] = start - (1.0 - rng.unit()).ln();
+        }
+        waited / f64::from(jobs)
+    }
+
+    #[test]
+    fn binding_late_waits_less_than_binding_at_once() {
+        assert!(wait(2, true) < wait(2, false) / 2.0);
+        assert!(wait(4, true) < wait(2, true));
     }
 
     #[test]

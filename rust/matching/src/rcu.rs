@@ -62,29 +62,141 @@ impl Domain {
     }
 }
 
-/// Arrays that are no longer reachable but may still be read.
-#[derive(Debug, Default)]
-pub(crate) struct Garbage {
-    /// Swapped out before the current observation began.
-    old: Vec<Retired>,
-    /// Swapped out since.
-    new: Vec<Retired>,
-    seen: [bool; 2],
-}
+/// Pieces of memory are whole cache lines.
+const UNIT: usize = 64;
+const FIRST_CHUNK: usize = 64 << 10;
+const LARGEST_CHUNK: usize = 16 << 20;
 
+/// Memory of one array.
 #[derive(Debug)]
-struct Retired {
+struct Piece {
     memory: *mut u8,
     layout: Layout,
 }
 
-// SAFETY: the memory is plain bytes that only this list will touch again, to free it.
-unsafe impl Send for Retired {}
+// SAFETY: plain bytes that only their list will touch again, to hand them out or to free them.
+unsafe impl Send for Piece {}
 
-impl Drop for Retired {
+/// The size class of a piece of so many units, and its size: eight classes for each doubling.
+fn class(units: usize) -> (usize, usize) {
+    if units <= 8 {
+        return (units, units);
+    }
+    let shift = units.ilog2() as usize - 3;
+    let steps = units.div_ceil(1 << shift);
+    (8 * shift + steps, steps << shift)
+}
+
+/// Where arrays get their memory. Those below a huge page are cut from large chunks, because a registry has ten
+/// thousand of them and each on pages of its own would cost a lookup of the page at every access.
+#[derive(Debug, Default)]
+struct Arena {
+    chunks: Vec<Piece>,
+    bytes: usize,
+    /// The part of the last chunk that was not handed out yet.
+    rest: (usize, usize),
+    /// Pieces that came back, by class.
+    free: Vec<Vec<Piece>>,
+}
+
+impl Arena {
+    fn allocate(&mut self, layout: Layout) -> *mut u8 {
+        if layout.size() >= crate::hint::HUGE_PAGE {
+            return Self::fresh(layout);
+        }
+        let (class, units) = class(layout.size().div_ceil(UNIT));
+        if let Some(piece) = self.free.get_mut(class).and_then(Vec::pop) {
+            return piece.memory;
+        }
+        let bytes = units * UNIT;
+        if self.rest.1 - self.rest.0 < bytes {
+            self.keep_rest();
+            let size = self.bytes.clamp(FIRST_CHUNK, LARGEST_CHUNK).max(bytes);
+            let align = if size < crate::hint::HUGE_PAGE {
+                UNIT
+            } else {
+                crate::hint::HUGE_PAGE
+            };
+            let layout = Layout::from_size_align(size, align).expect("a power of two, far below the limit");
+            let memory = Self::fresh(layout);
+            self.chunks.push(Piece { memory, layout });
+            self.bytes += size;
+            self.rest = (0, size);
+        }
+        let at = self.rest.0;
+        self.rest.0 += bytes;
+        let chunk = self.chunks.last().expect("made above");
+        // SAFETY: `at + bytes` is within the chunk.
+        unsafe { chunk.memory.add(at) }
+    }
+
+    /// Files the rest of the last chunk under the largest class it can serve.
+    fn keep_rest(&mut self) {
+        let (from, to) = self.rest;
+        let units = (to - from) / UNIT;
+        let Some(chunk) = self.chunks.last().filter(|_| units > 0) else {
+            return;
+        };
+        let shift = (units.ilog2() as usize).saturating_sub(3);
+        let size = (units >> shift << shift) * UNIT;
+        let layout = Layout::from_size_align(size, UNIT).expect("a power of two, far below the limit");
+        // SAFETY: `from` is within the chunk.
+        let memory = unsafe { chunk.memory.add(from) };
+        self.free(Piece { memory, layout });
+    }
+
+    fn fresh(layout: Layout) -> *mut u8 {
+        // SAFETY: no layout here is empty: arrays have at least one element, and no element type is zero-sized.
+        let memory = unsafe { alloc(layout) };
+        if memory.is_null() {
+            handle_alloc_error(layout);
+        }
+        // Before the first touch: the kernel decides on the page size when it maps the page.
+        crate::hint::huge_pages(memory, layout.size());
+        memory
+    }
+
+    /// Takes memory back that nobody reads any more.
+    fn free(&mut self, piece: Piece) {
+        if piece.layout.size() >= crate::hint::HUGE_PAGE {
+            // SAFETY: `memory` came from `fresh` with this layout and is freed once, here.
+            unsafe { dealloc(piece.memory, piece.layout) };
+            return;
+        }
+        let (class, _) = class(piece.layout.size().div_ceil(UNIT));
+        if self.free.len() <= class {
+            self.free.resize_with(class + 1, Vec::new);
+        }
+        self.free[class].push(piece);
+    }
+}
+
+impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: `memory` came from `alloc` with this layout and is freed once, here.
-        unsafe { dealloc(self.memory, self.layout) }
+        for chunk in self.chunks.drain(..) {
+            // SAFETY: `memory` came from `fresh` with this layout and is freed once, here.
+            unsafe { dealloc(chunk.memory, chunk.layout) };
+        }
+    }
+}
+
+/// Arrays that are no longer reachable but may still be read, and the memory of those that are. Must outlive every
+/// array that grew with it.
+#[derive(Debug, Default)]
+pub(crate) struct Garbage {
+    /// Swapped out before the current observation began.
+    old: Vec<Piece>,
+    /// Swapped out since.
+    new: Vec<Piece>,
+    seen: [bool; 2],
+    arena: Arena,
+}
+
+impl Drop for Garbage {
+    fn drop(&mut self) {
+        for piece in self.old.drain(..).chain(self.new.drain(..)) {
+            self.arena.free(piece);
+        }
     }
 }
 
@@ -108,7 +220,9 @@ impl Garbage {
             }
         }
         if self.seen == [true; 2] {
-            self.old.clear();
+            for piece in self.old.drain(..) {
+                self.arena.free(piece);
+            }
         } else if self.seen[current ^ 1] {
             domain.generation.store(current ^ 1, Ordering::SeqCst);
         }
@@ -193,24 +307,21 @@ impl<T: Element> RcuArray<T> {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Replaces the array by one of `capacity` elements, the new ones zero. Does nothing if it is that long.
+    /// Replaces the array by one of at least `capacity` elements, the new ones zero. Does nothing if it is that long.
     ///
-    /// Only the writer calls this; the old array goes to `garbage`.
+    /// Only the writer calls this, always with the same `garbage`, where the old array goes.
     pub(crate) fn grow(&self, capacity: u32, garbage: &mut Garbage) {
         let old_capacity = self.capacity.load(Ordering::Relaxed);
         if capacity <= old_capacity {
             return;
         }
+        let capacity = rounded::<T>(capacity);
         let layout = layout_of::<T>(capacity);
-        // SAFETY: the layout is not empty: `capacity` is at least 1 and no element type is zero-sized.
-        let memory = unsafe { alloc(layout) }.cast::<T>();
-        if memory.is_null() {
-            handle_alloc_error(layout);
-        }
-        // Before the first touch: the kernel decides on the page size when it maps the page.
-        crate::hint::huge_pages(memory.cast::<u8>(), layout.size());
-        // SAFETY: the range was just allocated; all-zero bytes are a valid `T` (`Element`).
-        unsafe { memory.cast::<u8>().write_bytes(0, layout.size()) };
+        let memory = garbage.arena.allocate(layout).cast::<T>();
+        let kept = old_capacity as usize * size_of::<T>();
+        // SAFETY: the range is the new piece's part behind what is copied below; all-zero bytes are a valid `T`
+        // (`Element`).
+        unsafe { memory.cast::<u8>().add(kept).write_bytes(0, layout.size() - kept) };
         let old = self.start.load(Ordering::Relaxed);
         for at in 0..old_capacity as usize {
             // SAFETY: `at` is inside both arrays; the new one is not shared yet.
@@ -219,12 +330,22 @@ impl<T: Element> RcuArray<T> {
         self.start.store(memory, Ordering::SeqCst);
         self.capacity.store(capacity, Ordering::Release);
         if old_capacity > 0 {
-            garbage.new.push(Retired {
+            garbage.new.push(Piece {
                 memory: old.cast::<u8>(),
                 layout: layout_of::<T>(old_capacity),
             });
         }
     }
+}
+
+/// The number of elements that fill the piece in which so many fit.
+fn rounded<T>(capacity: u32) -> u32 {
+    let bytes = layout_of::<T>(capacity).size();
+    if bytes >= crate::hint::HUGE_PAGE {
+        return capacity;
+    }
+    let (_, units) = class(bytes.div_ceil(UNIT));
+    (units * UNIT / size_of::<T>()) as u32
 }
 
 fn layout_of<T>(capacity: u32) -> Layout {
@@ -244,10 +365,13 @@ impl<T> Drop for RcuArray<T> {
         }
         let start = *self.start.get_mut();
         let layout = layout_of::<T>(capacity);
-        // SAFETY: exclusive access; all elements are initialised, and the layout is the one of `grow`.
+        // SAFETY: exclusive access; all elements are initialised. A large array has memory of its own, with the layout
+        // of `grow`; the others belong to the arena, which outlives them.
         unsafe {
             std::ptr::drop_in_place(std::ptr::slice_from_raw_parts_mut(start, capacity as usize));
-            dealloc(start.cast::<u8>(), layout);
+            if layout.size() >= crate::hint::HUGE_PAGE {
+                dealloc(start.cast::<u8>(), layout);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::error::RegistryError;
 use crate::hint::prefetch;
 use crate::index::{Id, IdIndex};
 use crate::rcu::{Garbage, next_capacity};
-use crate::rng::Rng;
+use crate::rng::mix;
 use crate::store::{
     ALIVE, Attributes, Block, DRAINING, Head, LANES, Line, PRESENT, Pool, Store, TRUSTED, View, eligible,
     entry, entry_slot, posting,
@@ -18,11 +18,14 @@ use crate::vocabulary::{NONE, TAG, Vocabulary};
 pub const MAX_HELD: usize = 128;
 /// Tombstones kept at least; beyond that, one for every four registered agents.
 pub const MIN_TOMBSTONES: usize = 65_536;
-/// Signature bits that belong to one capability each; the rest are shared by hash.
-const EXACT_BITS: u8 = 48;
+/// Signature bits that belong to one capability each. Of the rest every other capability has two, chosen by hash: an
+/// agent rarely has both by chance.
+const EXACT_BITS: u32 = 24;
+/// Bits shared by the other capabilities.
+const SHARED_BITS: u32 = 64 - EXACT_BITS;
 /// A pool of this many agents gets a bit of its own, while there are any.
 const PROMOTE_AT: u32 = 32;
-/// New entries land among so many eligible ones at the end of a pool.
+/// New entries land among so many eligible ones at the end of a pool; a power of two.
 const SPREAD: u32 = 512;
 /// Changes applied under one hold of the lock by the batch calls, so that nobody waits longer than that.
 const CHUNK: usize = 256;
@@ -111,7 +114,6 @@ pub(crate) struct Writer {
     pub(crate) index: IdIndex,
     pub(crate) vocabulary: Vocabulary,
     pub(crate) garbage: Garbage,
-    pub(crate) rng: Rng,
     free: Vec<u32>,
     /// Withdrawn slots, oldest first, with the stamp they were withdrawn under.
     tombstones: VecDeque<(u32, u32)>,
@@ -119,7 +121,7 @@ pub(crate) struct Writer {
     /// Free overflow pieces by size class (powers of two).
     pieces: Vec<Vec<u32>>,
     extra_used: u32,
-    pub(crate) exact_bits: u8,
+    pub(crate) exact_bits: u32,
 }
 
 /// Every agent a host knows, indexed by capability.
@@ -169,7 +171,6 @@ impl Registry {
                 index: IdIndex::new(config.seed),
                 vocabulary: Vocabulary::default(),
                 garbage: Garbage::default(),
-                rng: Rng::new(config.seed ^ 0x5851_F42D_4C95_7F2D),
                 free: Vec::new(),
                 tombstones: VecDeque::new(),
                 buried: 0,
@@ -408,7 +409,7 @@ impl Registry {
         Ok(())
     }
 
-    fn check_all(&self, slots: &[u32]) -> Result<(), RegistryError> {
+    pub(crate) fn check_all(&self, slots: &[u32]) -> Result<(), RegistryError> {
         let view = self.store.view();
         let lines = view.lines();
         for (at, &slot) in slots.iter().enumerate() {
@@ -457,8 +458,11 @@ impl Registry {
                 if let Some(&next) = slots.get(at + 12) {
                     prefetch(work.line(next));
                 }
-                if let Some(&next) = slots.get(at + 4) {
-                    work.prefetch_postings(next);
+                if let Some(&next) = slots.get(at + 6) {
+                    work.prefetch_moves(next);
+                }
+                if let Some(&next) = slots.get(at + 2) {
+                    work.prefetch_movers(next);
                 }
                 if work.is_present(slots[at]) {
                     work.set_flags(slots[at], flags, on[at]);
@@ -587,10 +591,13 @@ impl Work<'_> {
         &self.blocks(pool)[(at / LANES) as usize].0[(at % LANES) as usize]
     }
 
-    pub(crate) fn signature_cell<'p>(&self, pool: &'p Pool, at: u32) -> &'p AtomicU64 {
+    fn signature_cells<'p>(&self, pool: &'p Pool) -> &'p [AtomicU64] {
         // SAFETY: as in `blocks`.
-        let signatures: &'p [AtomicU64] = unsafe { pool.signatures().owned() };
-        &signatures[at as usize]
+        unsafe { pool.signatures().owned() }
+    }
+
+    pub(crate) fn signature_cell<'p>(&self, pool: &'p Pool, at: u32) -> &'p AtomicU64 {
+        &self.signature_cells(pool)[at as usize]
     }
 
     pub(crate) fn extra(&self) -> &[AtomicU64] {
@@ -677,7 +684,16 @@ impl Work<'_> {
     pub(crate) fn announce(&mut self, a: &Announcement<'_>) -> Result<Placed, RegistryError> {
         let mut held = Vec::with_capacity(16);
         self.closure(a.capabilities, &mut held)?;
-        let known = self.find(&a.id);
+        self.place(a, &held, self.find(&a.id))
+    }
+
+    /// Takes an announcement in whose capabilities are complete and whose slot, if it has one, is `known`.
+    pub(crate) fn place(
+        &mut self,
+        a: &Announcement<'_>,
+        held: &[u32],
+        known: Option<u32>,
+    ) -> Result<Placed, RegistryError> {
         if let Some(slot) = known {
             let last = self.version(slot).load(Ordering::Relaxed);
             let version = a.version.unwrap_or(last.saturating_add(1));
@@ -735,7 +751,7 @@ impl Work<'_> {
                 stamp: 0,
             },
             a.attributes,
-            &held,
+            held,
         );
         Ok(Placed { slot, accepted: true })
     }
@@ -886,6 +902,7 @@ impl Work<'_> {
         };
         let (store, garbage) = (self.store, &mut self.writer.garbage);
         store.lines.grow(capacity, garbage);
+        let capacity = store.lines.capacity();
         store.ids.grow(capacity, garbage);
         store.versions.grow(capacity, garbage);
         store.born.grow(capacity, garbage);
@@ -954,7 +971,7 @@ impl Work<'_> {
     /// Signature of a slot: the bits of all its capabilities.
     pub(crate) fn signature(&self, slot: u32) -> u64 {
         self.held(slot)
-            .map(|c| self.pool(c).signature_bit())
+            .map(|c| self.pool(c).signature_bits())
             .fold(0, |a, b| a | b)
     }
 
@@ -964,43 +981,51 @@ impl Work<'_> {
         let head = line.head();
         let word = entry(line.attributes().score(), head.domain, slot);
         let ready = eligible(head.flags);
-        for k in 0..head.held as usize {
-            let capability = (self.word(slot, k).load(Ordering::Relaxed) >> 32) as u32;
+        let mut signature = 0;
+        for capability in self.held(slot) {
             let pool = self.pool(capability);
-            if !pool.has_bit() {
-                pool.set_bit(shared_bit(capability));
+            if pool.signature_bits() == 0 {
+                pool.set_bits(shared_bits(capability));
             }
-            let at = pool.len();
-            self.entry(pool, at).store(word, Ordering::Relaxed);
-            self.word(slot, k)
-                .store(posting(capability, at), Ordering::Relaxed);
-            pool.set_len(at + 1);
+            signature |= pool.signature_bits();
+        }
+        for k in 0..head.held as usize {
+            let place = self.word(slot, k);
+            let capability = (place.load(Ordering::Relaxed) >> 32) as u32;
+            let pool = self.pool(capability);
+            let (live, len) = (pool.live(), pool.len());
+            let mut gap = len;
             if ready {
-                let live = pool.live();
-                self.swap(capability, at, live);
+                let to = self.spread(slot, capability, live);
+                self.relocate(pool, capability, live, gap);
+                self.relocate(pool, capability, to, live);
+                gap = to;
+            }
+            self.entry(pool, gap).store(word, Ordering::Relaxed);
+            if self.config.signatures {
+                self.signature_cell(pool, gap).store(signature, Ordering::Relaxed);
+            }
+            place.store(posting(capability, gap), Ordering::Relaxed);
+            pool.set_len(len + 1);
+            if ready {
                 pool.set_live(live + 1);
             }
         }
-        if self.config.signatures {
-            let signature = self.signature(slot);
-            for k in 0..head.held as usize {
-                let place = self.word(slot, k).load(Ordering::Relaxed);
-                let pool = self.pool((place >> 32) as u32);
-                self.signature_cell(pool, place as u32)
-                    .store(signature, Ordering::Relaxed);
-            }
+    }
+
+    /// Where among `live` eligible entries a new one goes: a place near the end that looks random but depends on
+    /// slot and capability only.
+    ///
+    /// Near the end, because that is what changes touch anyway, so it is in the cache; random, because a burst of
+    /// similar agents must not share a block; and known beforehand, so that it can be asked for.
+    fn spread(&self, slot: u32, capability: u32, live: u32) -> u32 {
+        let key = u64::from(slot) << 32 | u64::from(capability);
+        let draw = mix(key ^ self.config.seed, 0x9E37_79B9_7F4A_7C15) as u32;
+        if live < SPREAD {
+            return ((u64::from(draw) * u64::from(live + 1)) >> 32) as u32;
         }
-        if ready {
-            for k in 0..head.held as usize {
-                // To a random place near the end: a burst of similar agents must not share a block, and the
-                // end of a pool is what changes touch anyway, so it is in the cache.
-                let place = self.word(slot, k).load(Ordering::Relaxed);
-                let capability = (place >> 32) as u32;
-                let live = self.pool(capability).live();
-                let to = live - 1 - self.writer.rng.below(live.min(SPREAD));
-                self.swap(capability, place as u32, to);
-            }
-        }
+        // The last place of its residue class: the same even if the pool changes a little meanwhile.
+        live - (live.wrapping_sub(draw) & (SPREAD - 1))
     }
 
     /// Takes the slot's entries out of its pools.
@@ -1009,18 +1034,32 @@ impl Work<'_> {
         let ready = eligible(head.flags);
         for k in 0..head.held as usize {
             let place = self.word(slot, k).load(Ordering::Relaxed);
-            let (capability, mut at) = ((place >> 32) as u32, place as u32);
+            let (capability, mut gap) = ((place >> 32) as u32, place as u32);
             let pool = self.pool(capability);
             if ready {
                 let live = pool.live() - 1;
-                self.swap(capability, at, live);
+                self.relocate(pool, capability, live, gap);
                 pool.set_live(live);
-                at = live;
+                gap = live;
             }
             let last = pool.len() - 1;
-            self.swap(capability, at, last);
+            self.relocate(pool, capability, last, gap);
             pool.set_len(last);
         }
+    }
+
+    /// Moves the entry at `from`, if there is one, to the free place `to`.
+    fn relocate(&self, pool: &Pool, capability: u32, from: u32, to: u32) {
+        if from == to {
+            return;
+        }
+        let word = self.entry(pool, from).load(Ordering::Relaxed);
+        self.entry(pool, to).store(word, Ordering::Relaxed);
+        if self.config.signatures {
+            let signature = self.signature_cell(pool, from).load(Ordering::Relaxed);
+            self.signature_cell(pool, to).store(signature, Ordering::Relaxed);
+        }
+        self.moved(entry_slot(word), capability, to);
     }
 
     /// Exchanges two entries of a pool and corrects both agents' positions.
@@ -1105,37 +1144,80 @@ impl Work<'_> {
         }
     }
 
+    /// Asks for the slot's entries.
     pub(crate) fn prefetch_postings(&self, slot: u32) {
+        self.each_posting(slot, |pool, at| self.prefetch_entry(pool, at, false));
+    }
+
+    /// Asks for what is read when the slot's entries change places: they, and the ends of both parts of their pools.
+    pub(crate) fn prefetch_moves(&self, slot: u32) {
+        let signatures = self.config.signatures;
+        self.each_posting(slot, |pool, at| {
+            self.prefetch_entry(pool, at, signatures);
+            self.prefetch_entry(pool, pool.live().saturating_sub(1), signatures);
+            self.prefetch_entry(pool, pool.len().saturating_sub(1), signatures);
+        });
+    }
+
+    /// Asks for the lines of the agents whose entries make way then.
+    pub(crate) fn prefetch_movers(&self, slot: u32) {
+        self.each_posting(slot, |pool, _| {
+            let live = pool.live();
+            self.prefetch_agent(pool, live.wrapping_sub(1));
+            self.prefetch_agent(pool, live);
+            self.prefetch_agent(pool, pool.len().wrapping_sub(1));
+        });
+    }
+
+    /// The same for the pools that the slot is about to enter.
+    pub(crate) fn prefetch_entries_of(&self, slot: u32, next: &[u32]) {
+        let signatures = self.config.signatures;
+        for &capability in next {
+            let pool = self.pool(capability);
+            let live = pool.live();
+            self.prefetch_entry(pool, self.spread(slot, capability, live), signatures);
+            self.prefetch_entry(pool, live, signatures);
+            self.prefetch_entry(pool, pool.len(), signatures);
+        }
+    }
+
+    /// The lines of the agents that make way there.
+    pub(crate) fn prefetch_displaced(&self, slot: u32, next: &[u32]) {
+        for &capability in next {
+            let pool = self.pool(capability);
+            let live = pool.live();
+            self.prefetch_agent(pool, self.spread(slot, capability, live));
+            self.prefetch_agent(pool, live);
+        }
+    }
+
+    #[inline]
+    fn each_posting(&self, slot: u32, ask: impl Fn(&Pool, u32)) {
         let line = self.line(slot);
         let held = line.head().held as usize;
         let (extra, pools) = (self.extra(), self.pools());
         for k in 0..held {
             if let Some(place) = line.word(k, held, extra) {
                 let place = place.load(Ordering::Relaxed);
-                if let Some(pool) = pools.get((place >> 32) as usize)
-                    && let Some(block) = self.blocks(pool).get((place as u32 / LANES) as usize)
-                {
-                    prefetch(block);
+                if let Some(pool) = pools.get((place >> 32) as usize) {
+                    ask(pool, place as u32);
                 }
             }
         }
     }
 
-    /// Asks for the lines of the agents that make way when `slot` leaves its pools and enters those of `next`.
-    pub(crate) fn prefetch_neighbours(&self, slot: u32, next: &[u32]) {
-        let ask = |pool: &Pool, at: u32| {
-            if at < pool.len() {
-                prefetch(self.line(entry_slot(self.entry(pool, at).load(Ordering::Relaxed))));
-            }
-        };
-        for capability in self.held(slot) {
-            let pool = self.pool(capability);
-            ask(pool, pool.live().wrapping_sub(1));
-            ask(pool, pool.len().wrapping_sub(1));
+    #[inline]
+    fn prefetch_entry(&self, pool: &Pool, at: u32, signature: bool) {
+        prefetch(self.blocks(pool).as_ptr().wrapping_add((at / LANES) as usize));
+        if signature {
+            prefetch(self.signature_cells(pool).as_ptr().wrapping_add(at as usize));
         }
-        for &capability in next {
-            let pool = self.pool(capability);
-            ask(pool, pool.live());
+    }
+
+    #[inline]
+    fn prefetch_agent(&self, pool: &Pool, at: u32) {
+        if at < pool.len() {
+            prefetch(self.line(entry_slot(self.entry(pool, at).load(Ordering::Relaxed))));
         }
     }
 
@@ -1145,7 +1227,7 @@ impl Work<'_> {
         if agents < PROMOTE_AT || self.writer.exact_bits == EXACT_BITS {
             return false;
         }
-        self.pool(capability).set_bit(self.writer.exact_bits);
+        self.pool(capability).set_bits(1 << self.writer.exact_bits);
         self.writer.exact_bits += 1;
         true
     }
@@ -1157,10 +1239,10 @@ impl Work<'_> {
         }
         for &capability in held {
             let pool = self.pool(capability);
-            if pool.len() < PROMOTE_AT || pool.signature_bit() < 1 << EXACT_BITS {
+            if pool.len() < PROMOTE_AT || pool.signature_bits().count_ones() == 1 {
                 continue;
             }
-            pool.set_bit(self.writer.exact_bits);
+            pool.set_bits(1 << self.writer.exact_bits);
             // Until every copy is rewritten a reader may overlook a holder: signatures are only hints.
             for i in 0..pool.len() {
                 let slot = entry_slot(self.entry(pool, i).load(Ordering::Relaxed));
@@ -1180,7 +1262,10 @@ impl Work<'_> {
     }
 }
 
-/// The signature bit that a capability shares with others.
-pub(crate) fn shared_bit(capability: u32) -> u8 {
-    EXACT_BITS + (capability.wrapping_mul(0x9E37_79B1) >> 28) as u8
+/// The two signature bits that a capability shares with others.
+pub(crate) fn shared_bits(capability: u32) -> u64 {
+    let draw = capability.wrapping_mul(0x9E37_79B1) >> 16;
+    let first = draw % SHARED_BITS;
+    let second = (first + 1 + draw / SHARED_BITS % (SHARED_BITS - 1)) % SHARED_BITS;
+    (1 << first | 1 << second) << EXACT_BITS
 }

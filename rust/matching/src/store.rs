@@ -7,7 +7,7 @@
 //!   even, unchanged number around its work saw one consistent state; otherwise it checks every agent it chose
 //!   on the agent's own line ([`View::holds`]) and starts again if one fails.
 //! * Arrays that outgrow their room are replaced and freed when no reader can hold them (`rcu`).
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::rcu::{Domain, Element, Guard, RcuArray};
 use crate::score::score;
@@ -253,8 +253,8 @@ pub(crate) struct Pool {
     signatures: RcuArray<AtomicU64>,
     len: AtomicU32,
     live: AtomicU32,
-    /// Bit of this capability in signatures, plus one; 0 before the first agent.
-    bit: AtomicU8,
+    /// Bits of this capability in signatures; 0 before the first agent.
+    bits: AtomicU64,
 }
 
 // SAFETY: null pointers and zero counts are an empty pool. The relocated original gives its arrays to the copy
@@ -266,7 +266,7 @@ unsafe impl Element for Pool {
             signatures: self.signatures.duplicate(),
             len: self.len.relocate(),
             live: self.live.relocate(),
-            bit: AtomicU8::new(self.bit.load(Ordering::Relaxed)),
+            bits: self.bits.relocate(),
         }
     }
 }
@@ -297,21 +297,14 @@ impl Pool {
         &self.signatures
     }
 
-    /// This capability's bit in signatures.
+    /// This capability's bits in signatures: one of its own, or two that it shares. 0 before the first agent.
     #[inline]
-    pub(crate) fn signature_bit(&self) -> u64 {
-        match self.bit.load(Ordering::Relaxed) {
-            0 => 0,
-            n => 1 << (n - 1),
-        }
+    pub(crate) fn signature_bits(&self) -> u64 {
+        self.bits.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn has_bit(&self) -> bool {
-        self.bit.load(Ordering::Relaxed) != 0
-    }
-
-    pub(crate) fn set_bit(&self, bit: u8) {
-        self.bit.store(bit + 1, Ordering::Relaxed);
+    pub(crate) fn set_bits(&self, bits: u64) {
+        self.bits.store(bits, Ordering::Relaxed);
     }
 }
 
@@ -357,7 +350,7 @@ static EMPTY: Pool = Pool {
     signatures: RcuArray::EMPTY,
     len: AtomicU32::new(0),
     live: AtomicU32::new(0),
-    bit: AtomicU8::new(0),
+    bits: AtomicU64::new(0),
 };
 
 impl View<'_> {

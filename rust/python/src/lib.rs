@@ -5,6 +5,7 @@ mod error;
 mod gossip;
 mod matching;
 mod reputation;
+mod team;
 mod trust;
 
 use pyo3::prelude::*;
@@ -27,11 +28,16 @@ mod _core {
     #[pymodule_export]
     use crate::matching::{
         PyAgentRecord, PyCapability, PyCertificate, PyMember, PyPreparedSpec, PyProbing, PyRegistry,
-        PyRestored, PyTeam, simulate_balance,
+        PyRestored, PyTeam, PyViewer, simulate_balance,
     };
 
     #[pymodule_export]
     use crate::reputation::{PyReputation, open_report};
+
+    #[pymodule_export]
+    use crate::team::{
+        PyLateBinding, PyTeamEffect, PyTeamEvent, PyTeamState, PyWorkerEffect, PyWorkerEvent, PyWorkerState,
+    };
 
     #[pymodule_export]
     use crate::trust::{

@@ -1,6 +1,6 @@
 //! Binding of `pandacore_matching`: registry and team assembly.
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use pandacore_matching::balance_sim::{Balancer, Setting, simulate};
@@ -8,7 +8,7 @@ use pandacore_matching::probing::{Advice, Candidate, Policy, Probing, queue_limi
 use pandacore_matching::score::{rtt_code, rtt_seconds, service_code, service_seconds};
 use pandacore_matching::{
     ALIVE, Announcement, Attributes, Batch, Config, DRAINING, MAX_REQUIREMENTS, MAX_TEAM, Mode, Prepared,
-    Quality, Registry, RegistryError, Requirement, Rng, Scratch, Shortage, TRUSTED, Team, TeamSpec,
+    Quality, Registry, RegistryError, Requirement, Rng, Scratch, Shortage, TRUSTED, Team, TeamSpec, Viewer,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::import_exception;
@@ -706,6 +706,85 @@ impl PyRegistry {
         dict.set_item("ids", memory.ids)?;
         dict.set_item("index", memory.index)?;
         Ok(dict)
+    }
+}
+
+/// One viewer's verdicts on the agents of a registry; see `pandacore.registry.Viewer`.
+#[pyclass(frozen, subclass, name = "ViewerCore", module = "pandacore._core")]
+pub(crate) struct PyViewer {
+    registry: Arc<Registry>,
+    viewer: Mutex<Viewer>,
+}
+
+impl PyViewer {
+    fn lock(&self) -> MutexGuard<'_, Viewer> {
+        self.viewer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyViewer {
+    #[new]
+    fn new(registry: &PyRegistry) -> Self {
+        Self {
+            registry: registry.shared(),
+            viewer: Mutex::new(Viewer::new(&registry.0)),
+        }
+    }
+
+    fn set_trusted_columns(
+        &self,
+        py: Python<'_>,
+        slots: PyReadonlyArray1<'_, u32>,
+        values: PyReadonlyArray1<'_, bool>,
+    ) -> PyResult<()> {
+        let (slots, values) = (slots.as_slice()?, values.as_slice()?);
+        Ok(off_gil(py, || self.lock().set(&self.registry, slots, values))?)
+    }
+
+    fn trusts_slot(&self, slot: u32) -> bool {
+        self.lock().trusts(&self.registry, slot)
+    }
+
+    /// How many agents it trusts.
+    fn __len__(&self) -> usize {
+        self.lock().count(&self.registry) as usize
+    }
+
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    #[pyo3(signature = (spec, seed = None))]
+    fn assemble_prepared(
+        &self,
+        py: Python<'_>,
+        spec: &Bound<'_, PyPreparedSpec>,
+        seed: Option<u64>,
+    ) -> PyResult<PyTeam> {
+        let spec = spec.get();
+        if !Arc::ptr_eq(&spec.inner.registry, &self.registry) {
+            return Err(StateError::new_err(
+                "the specification was prepared for another registry",
+            ));
+        }
+        let inner = spec.resolved()?;
+        let registry = &self.registry;
+        let seed = seed.unwrap_or_else(|| registry.next_seed());
+        let mut team = Team::default();
+        let reuses = off_gil(py, || {
+            with_scratch(|scratch| {
+                let mut viewer = self.lock();
+                viewer.assemble(registry, &inner.prepared, seed, scratch, &mut team);
+                Ok::<_, RegistryError>(viewer.reuses())
+            })
+        })?;
+        Ok(PyTeam {
+            inner,
+            team,
+            reuses,
+            members: PyOnceLock::new(),
+        })
     }
 }
 
