@@ -166,11 +166,11 @@ def test_fc_13_nobody_and_nothing_wanted_have_defined_answers(tmp_path: Path) ->
     Registry().snapshot(tmp_path / "empty")
     for registry in (Registry(), Registry.restore(tmp_path / "empty")):
         for mode in ("dedicated", "consolidated"):
-            nothing = registry.assemble({}, mode=mode)  # type: ignore[arg-type]
+            nothing = registry.assemble({}, mode=mode)
             assert nothing.complete
             assert len(nothing) == 0
             assert list(nothing) == []
-            nobody = registry.assemble({"a": 2}, mode=mode)  # type: ignore[arg-type]
+            nobody = registry.assemble({"a": 2}, mode=mode)
             assert nobody.missing == {"a": 2}
             assert nobody.certificate is not None
             assert nobody.certificate.short == 2

@@ -58,7 +58,7 @@ def test_results_of_faulty_agents_are_refused_and_events_out_of_place_change_not
     state, _ = state.step(TeamEvent.Result(0, 1))
     assert state.done == [None]
     assert state.evicted == {1: "faulty"}
-    for event in (
+    strays: list[TeamEvent] = [
         TeamEvent.Accepted(99),
         TeamEvent.Refused(99),
         TeamEvent.Alive(99),
@@ -66,9 +66,10 @@ def test_results_of_faulty_agents_are_refused_and_events_out_of_place_change_not
         TeamEvent.Result(7, 1),
         TeamEvent.Expired("dispatch", 7),
         TeamEvent.Expired("solicit", 7),
-    ):
-        after, _ = state.step(event)
-        assert after == state, event
+    ]
+    for stray in strays:
+        after, _ = state.step(stray)
+        assert after == state, stray
 
 
 def test_successor_fences_the_old_owner_and_sends_open_work_again() -> None:
