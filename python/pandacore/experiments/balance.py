@@ -68,4 +68,4 @@ def plot(rows: Sequence[Row], figure: Any) -> None:
         points = [(r.conditions["refresh"], r.value) for r in shown if r.conditions["balancer"] == name]
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
     axes.set(xscale="log", yscale="log", xlabel="load refreshed every (service times)", ylabel="p99 wait")
-    axes.legend()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
