@@ -115,7 +115,7 @@ def test_impossible_plans_are_refused(
 
 
 def test_unknown_timer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="timer is .lunch.;"):
+    with pytest.raises(ConfigError, match=r"timer is .lunch.;"):
         TeamState([1], []).step(TeamEvent.Expired("lunch", 0))  # type: ignore[arg-type]
 
 
