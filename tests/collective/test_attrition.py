@@ -80,7 +80,7 @@ async def attrition(
         [(executions,)] = read.execute("SELECT COUNT(*) FROM executions").fetchall()
     swaps = sum(isinstance(e, pc.SubtaskFailed) for r in results for e in r.events)
     sys.stdout.write(
-        f"seed {seed}: {len(results)} plans, {len(ok)} completed, {kills} of {hosts} hosts killed, {took:.0f} s, "
+        f"seed {seed}: {len(results)} plans, {len(ok)} completed, {kills} of {hosts} killed, {took:.0f} s, "
         f"{swaps} attempts lost, {executions} executions for {len(effects)} effects\n"
     )
     assert len(results) == plans

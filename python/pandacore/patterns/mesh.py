@@ -1389,6 +1389,9 @@ class MeshRoot(_MeshNode):
             del self._seeking[capability]
             self.note("joined", peer=peer, capability=capability)
             self._change(team={**shared["team"], capability: [*pool, peer]})
+            # What it builds on; without it the newcomer would wait for the next retransmission.
+            for digest, record in self.state["done"].items():
+                self.send(peer, "COMMIT", digest=digest, output=record["output"])
             if self._reforming:
                 self._reform(self._reforming)
             return
