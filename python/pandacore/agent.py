@@ -205,8 +205,13 @@ def is_agent(target: object) -> bool:
     return isinstance(target, Agent) or isinstance(getattr(target, _MARK, None), _Spec)
 
 
-def agents_of(module: str) -> list[object]:
-    """The agents that a module defines: marked functions and classes, and :class:`Agent` objects.
+def agents_of(place: str) -> list[object]:
+    """The agents of a module: marked functions and classes, and :class:`Agent` objects.
+
+    Parameters
+    ----------
+    place : str
+        ``package.module`` for all that it defines, or ``package.module:name`` for one, or a list of them.
 
     Raises
     ------
@@ -216,17 +221,27 @@ def agents_of(module: str) -> list[object]:
     import importlib
     import sys
 
+    module, colon, name = place.partition(":")
     sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
     try:
-        found = [v for v in vars(importlib.import_module(module)).values() if is_agent(v)]
-    except ImportError as error:
+        loaded = importlib.import_module(module)
+    except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"the module cannot be imported: {error}", where=module, hint="check its name and path"
+            f"the module cannot be imported: {error}", where=place, hint="check its name and path"
         ) from error
     finally:
         sys.path.remove("")
+    if colon:
+        value = getattr(loaded, name, None)
+        found = list(value) if isinstance(value, list | tuple) else [value]
+        if not found or not all(is_agent(v) for v in found):
+            raise ConfigError(
+                f"the module has no agent {name!r}", where=place, hint="name what @pandacore.agent marks"
+            )
+        return found
+    found = [v for v in vars(loaded).values() if is_agent(v)]
     if not found:
-        raise ConfigError("the module has no agents", where=module, hint="mark some with @pandacore.agent")
+        raise ConfigError("the module has no agents", where=place, hint="mark some with @pandacore.agent")
     return found
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import threading
 import time
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,9 +17,11 @@ from pandacore.agent import Agent
 from pandacore.task import Budget, Result, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
     from types import TracebackType
 
+    from pandacore.gossip import AgentEntry, Changes, JoinReport, Node, Request, Ticket
+    from pandacore.gossip import Member as HostMember
     from pandacore.journal import Journal
     from pandacore.models.client import ModelClient
     from pandacore.models.embedders import Embedder
@@ -25,11 +29,13 @@ if TYPE_CHECKING:
     from pandacore.registry import Registry
     from pandacore.reputation import Reputation, ReputationPolicy
     from pandacore.task import Event
+    from pandacore.team.directory import Directory
     from pandacore.team.driver import EventStream, Run, Services
     from pandacore.team.host import Host
-    from pandacore.team.meaning import FoundAgent
+    from pandacore.team.meaning import FoundAgent, Meaning
+    from pandacore.team.presence import Joining, OnRequest, Presence
     from pandacore.team.vetting import Verdict, Vetting
-    from pandacore.trust import TrustedSet, TrustStore
+    from pandacore.trust import KeyPair, TrustedSet, TrustStore
 
 __all__ = ["Collective", "SyncCollective"]
 
@@ -44,11 +50,11 @@ _ATTACH_S: Final = 5.0
 
 
 class Collective:
-    """Agents of this process, served over gRPC on loopback, and the runs they work on.
+    """Agents, served over gRPC, and the runs they work on.
 
-    Made by :meth:`local`. ``async with`` gives this object, bound to the running event loop; a plain
-    ``with`` gives the :class:`SyncCollective` facade over it, which works in scripts, notebooks and tests,
-    whether or not a loop runs.
+    Made by :meth:`local` (this process alone) or :meth:`join` (a host among many). ``async with`` gives this
+    object, bound to the running event loop; a plain ``with`` gives the :class:`SyncCollective` facade over
+    it, which works in scripts, notebooks and tests, whether or not a loop runs.
 
     Examples
     --------
@@ -73,6 +79,7 @@ class Collective:
         trust: TrustStore | TrustedSet | None = None,
         reputation: Reputation | ReputationPolicy | None = None,
         clock: Callable[[], float] = time.time,
+        joining: Joining | None = None,
     ) -> None:
         if semantic is not None and not 0 < semantic <= 1:
             raise errors.ConfigError(
@@ -84,10 +91,12 @@ class Collective:
         self._reputation_spec = reputation
         self._clock = clock
         self._model_spec = model
+        self._joining = joining
         self._journal_spec = journal
         self._embedder_spec = embedder
         self._semantic = semantic
         self._random = Random(seed)
+        self._seeded = seed is not None
         self._pid = os.getpid()
         self._state = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,6 +108,10 @@ class Collective:
         self._waiting = 0
         self._host: Host | None = None
         self._services: Services | None = None
+        self._presence: Presence | None = None
+        self._report: JoinReport | None = None
+        self._standby: list[_Standby] = []
+        self._changed = asyncio.Event()
         self._facade: SyncCollective | None = None
 
     @classmethod
@@ -153,6 +166,98 @@ class Collective:
             clock=clock,
         )
 
+    @classmethod
+    def join(
+        cls,
+        seeds: str | Sequence[str] = (),
+        *,
+        collective: bytes | str | None = None,
+        key: KeyPair | None = None,
+        bind: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
+        admission: bytes | None = None,
+        ticket: Ticket | None = None,
+        on_request: OnRequest | None = None,
+        timeout_s: float = 30.0,
+        model: str | ModelClient | None = None,
+        journal: str | os.PathLike[str] | Journal | None = None,
+        embedder: str | Embedder | None = None,
+        semantic: float | None = None,
+        seed: int | None = None,
+        trust: TrustStore | TrustedSet | None = None,
+        reputation: Reputation | ReputationPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Collective:
+        """A host of a collective of many processes and machines, which find each other by gossip.
+
+        Teams are formed out of the agents of all hosts. Entering returns when everything that the host
+        which let this one in knew is known here; leaving says goodbye to all.
+
+        Parameters
+        ----------
+        seeds : str or sequence of str
+            Hosts that may be there already, as their :attr:`seed_address` says:
+            ``did:key:…@host:port/COLLECTIVE``; or ``host:port`` together with ``collective``. None: the first
+            host of its collective.
+        collective : bytes or str, optional
+            The collective's id, or a name that all hosts use. Default: the seeds', or for the first host a
+            new one.
+        key : KeyPair, optional
+            The host's identity. Default: a fresh one.
+        bind : str
+            Where it listens, ``host:port``: gossip over UDP, and the team plane over TCP, on the same port
+            where that is free.
+        advertise : str, optional
+            Under which ``host:port`` others reach it, if not under the bound one.
+        state_dir : path, optional
+            Keeps what a restarted host with the same key should know. One process at a time may use it.
+        admission, ticket
+            See :meth:`pandacore.gossip.Node.start`: with an admission key only hosts with a ticket come in.
+        on_request : callable, optional
+            Called with a :class:`~pandacore.gossip.Request` when a team lacks capabilities that nobody has
+            announced; answers agents (what :meth:`add` takes) that it can start for it, or None. May be
+            async. At most 64 agents are started so.
+        timeout_s : float
+            For coming in.
+        model, journal, embedder, semantic, seed, trust, reputation, clock
+            As for :meth:`local`.
+
+        Raises
+        ------
+        WrongCollective, JoinRefused
+            On entering: a seed belongs to another collective, or does not let this host in.
+        DeadlineExceeded
+            On entering: no seed answered in time.
+        ConfigError
+            An address cannot be parsed or bound, or nothing says which collective is meant.
+        """
+        from pandacore.team.presence import Joining, seeds_of
+
+        joining = Joining(
+            collective=collective,
+            seeds=seeds_of(seeds),
+            key=key,
+            bind=bind,
+            advertise=advertise,
+            state_dir=state_dir,
+            admission=admission,
+            ticket=ticket,
+            timeout_s=timeout_s,
+            on_request=on_request,
+        )
+        return cls(
+            model=model,
+            journal=journal,
+            embedder=embedder,
+            semantic=semantic,
+            seed=seed,
+            trust=trust,
+            reputation=reputation,
+            clock=clock,
+            joining=joining,
+        )
+
     # -- life ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Collective:
@@ -180,9 +285,7 @@ class Collective:
         from pandacore.journal import Journal
         from pandacore.registry import Registry
         from pandacore.team.assembly import Assembler
-        from pandacore.team.directory import Directory
         from pandacore.team.driver import Services
-        from pandacore.team.host import Host
         from pandacore.team.meaning import Meaning
 
         self._require("new", "it was started before")
@@ -198,30 +301,22 @@ class Collective:
                 journal = self._journal_spec
                 if journal is not None and not isinstance(journal, Journal):
                     journal = stack.enter_context(Journal(journal))
-                embedder = await self._make_embedder(stack)
-                meaning = Meaning(embedder, threshold=self._semantic)
+                meaning = Meaning(await self._make_embedder(stack), threshold=self._semantic)
                 registry = Registry(
                     seed=self._random.getrandbits(63),
                     resolver=meaning.resolver,
                     trust_by_default=self._trust_spec is None,
                 )
-                directory = Directory(registry, meaning, self._make_vetting(registry, stack))
-                stack.push_async_callback(directory.close)
-                self._host = Host(
-                    model=model,
-                    load_changed=lambda agent, load: directory.report(agent.id, load),
-                    clients=directory.clients,
+                vetting = self._make_vetting(registry, stack)
+                serve = self._serve_here if self._joining is None else self._serve_all
+                directory = await serve(stack, model, registry, meaning, vetting)
+                presence = self._presence
+                assembler = Assembler(
+                    directory, random=self._random, ask=presence.ask if presence is not None else None
                 )
-                stack.push_async_callback(self._host.close)
-                await self._host.start()
-                self._services = Services(
-                    directory,
-                    Assembler(directory, random=self._random),
-                    model,
-                    self._random,
-                    journal,
-                    self._host,
-                )
+                self._services = Services(directory, assembler, model, self._random, journal, self._host)
+                if presence is not None and self._joining is not None:
+                    self._report = await presence.join(self._joining.timeout_s)
                 for agent in self._agents.values():
                     self._announce(agent)
                 self._exit = stack.pop_all()
@@ -242,8 +337,89 @@ class Collective:
 
         return await ModelEmbedder.of((await stack.enter_async_context(connect(spec))).client)
 
+    async def _serve_here(
+        self,
+        stack: contextlib.AsyncExitStack,
+        model: ModelClient | None,
+        registry: Registry,
+        meaning: Meaning,
+        vetting: Vetting | None,
+    ) -> Directory:
+        from pandacore.team.directory import Directory
+        from pandacore.team.host import Host
+
+        directory = Directory(registry, meaning, vetting)
+        stack.push_async_callback(directory.close)
+        self._host = Host(
+            model=model,
+            load_changed=lambda agent, load: directory.report(agent.id, load),
+            clients=directory.clients,
+        )
+        stack.push_async_callback(self._host.close)
+        await self._host.start()
+        return directory
+
+    async def _serve_all(
+        self,
+        stack: contextlib.AsyncExitStack,
+        model: ModelClient | None,
+        registry: Registry,
+        meaning: Meaning,
+        vetting: Vetting | None,
+    ) -> Directory:
+        from pandacore.gossip import Node
+        from pandacore.team.directory import SharedDirectory
+        from pandacore.team.host import Host
+        from pandacore.team.passes import Doorman, Passport
+        from pandacore.team.presence import Presence
+        from pandacore.trust import KeyPair
+
+        joining = self._joining
+        assert joining is not None
+        target, seeds = joining.target()
+        key = joining.key or KeyPair.generate()
+        # In a thread, because names of seeds may have to be resolved.
+        node = await asyncio.to_thread(
+            Node.start,
+            key,
+            target,
+            bind=joining.bind,
+            advertise=joining.advertise,
+            seeds=seeds,
+            state_dir=joining.state_dir,
+            admission=joining.admission,
+            ticket=joining.ticket,
+            seed=self._random.getrandbits(63) if self._seeded else None,
+        )
+        stack.push_async_callback(node.leave)
+        directory = SharedDirectory(registry, meaning, vetting, node, Passport(key, target))
+        stack.push_async_callback(directory.close)
+
+        def load_changed(agent: Agent, load: int) -> None:
+            directory.report(agent.id, load)
+            presence.load_changed(agent.id, load)
+
+        async def is_member(host: bytes) -> bool:
+            return await presence.is_member(host)
+
+        self._host = Host(model=model, load_changed=load_changed, clients=directory.clients)
+        stack.push_async_callback(self._host.close)
+        endpoint = await self._host.start_beside(
+            node, bind=joining.bind, advertise=joining.advertise, doorman=Doorman(node.id, target, is_member)
+        )
+        self._presence = presence = Presence(
+            node,
+            directory,
+            endpoint=endpoint,
+            on_change=self._members_changed,
+            start=self._take,
+            on_request=self._on_request,
+        )
+        stack.push_async_callback(presence.close)
+        return directory
+
     async def close(self) -> None:
-        """Cancel what runs, stop serving and end the model server. Idempotent."""
+        """Cancel what runs, say goodbye, stop serving and end the model server. Idempotent."""
         self._check_process()
         if self._state in ("closed", "new"):
             self._state = "closed"
@@ -313,6 +489,8 @@ class Collective:
         assert self._host is not None
         if agent.id not in self._agents:
             raise errors.UnknownAgent(f"{agent.name!r} is not in the collective", hint="add it first")
+        if self._presence is not None:
+            self._presence.withdraw(agent.id)
         self._open_services().directory.remove(agent.id)
         await self._host.remove(agent.id)
         del self._agents[agent.id]
@@ -369,9 +547,13 @@ class Collective:
         gone = {entry.agent_id for entry in directory.at(address)}
         for agent_id in gone:
             directory.remove(agent_id)
-        for run in list(self._runs):
-            run.host_down(gone)
+        self._members_changed()
         self._watches.pop(address, None)
+
+    def _members_changed(self) -> None:
+        for run in list(self._runs):
+            run.members_changed()
+        self._changed.set()
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -386,7 +568,7 @@ class Collective:
 
     @property
     def address(self) -> str:
-        """Where this process serves its agents, ``127.0.0.1:PORT``."""
+        """Where this process serves its agents, ``host:port``."""
         self._require_open()
         assert self._host is not None
         return self._host.address
@@ -461,6 +643,113 @@ class Collective:
                 hint="start it with Collective.local(reputation=ReputationPolicy.robust())",
             )
         vetting.observe(agent.id if isinstance(agent, Agent) else agent, bad=bad)
+
+    # -- the whole collective ----------------------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        """This host in the collective plane.
+
+        Raises
+        ------
+        StateError
+            The collective is one process alone, or not open.
+        """
+        self._require_open()
+        if self._presence is None:
+            raise errors.StateError(
+                "this collective is one process alone", hint="make it with Collective.join()"
+            )
+        return self._presence.node
+
+    @property
+    def id(self) -> bytes:
+        """The collective's id, 32 bytes."""
+        return self.node.collective
+
+    @property
+    def seed_address(self) -> str:
+        """What another host passes to :meth:`join` to come in: ``did:key:…@host:port/COLLECTIVE``."""
+        node = self.node
+        return f"{node.did}@{node.address}/{node.collective.hex()}"
+
+    @property
+    def joined(self) -> JoinReport:
+        """How coming in went; ``complete`` says that nothing was left out."""
+        if self._report is None:
+            raise errors.StateError(
+                "this host has joined no collective", hint="make it with Collective.join()"
+            )
+        return self._report
+
+    def members(self) -> list[HostMember]:
+        """The hosts of the collective, this one first."""
+        return self.node.members()
+
+    def all_agents(self) -> list[AgentEntry]:
+        """The agents of all live hosts. At 10^6 this takes seconds: ask :attr:`registry` instead."""
+        return self.node.agents()
+
+    async def changes(self, since: int = 0) -> AsyncIterator[Changes]:
+        """Iterate over what changed in the collective; ends when this host leaves.
+
+        State by version, no stream of events: a slow reader gets fewer, larger changes, and misses none.
+
+        Parameters
+        ----------
+        since : int
+            ``version`` of the last changes that were seen; 0: everything.
+        """
+        async for change in self.node.watch(since):
+            yield change
+
+    async def wait_for(self, *capabilities: str, timeout_s: float = 30.0) -> None:
+        """Wait until an agent with each of the capabilities is here and may be chosen.
+
+        Raises
+        ------
+        DeadlineExceeded
+            Some are missing after ``timeout_s``; they are named.
+        """
+        self._require_open()
+        registry = self._open_services().directory.registry
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            self._changed.clear()
+            missing = [name for name in capabilities if not registry.available(name)]
+            if not missing:
+                return
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise errors.DeadlineExceeded(
+                    f"nobody with {', '.join(map(repr, missing))} came in {timeout_s:g} s",
+                    hint="start a host whose agents have these capabilities",
+                ) from None
+            self._require_open()
+
+    def standby(self, *agents: object, limit: int = 1) -> None:
+        """Name marked functions or classes that are started only when a team lacks what they can do.
+
+        Parameters
+        ----------
+        limit : int
+            How many agents are made of each at most.
+
+        Raises
+        ------
+        ConfigError
+            An argument is no marked function or class.
+        """
+        for target in agents:
+            if isinstance(target, Agent):
+                raise errors.ConfigError(
+                    "an Agent has one key, so it cannot be made when asked for",
+                    where="standby",
+                    hint="pass the marked function or class instead",
+                )
+            self._standby.append(_Standby(target, Agent.of(target).capabilities, limit))
 
     # -- runs ----------------------------------------------------------------------------------------
 
@@ -652,6 +941,28 @@ class Collective:
             Entry(agent.id, agent.name, agent.description, agent.capabilities, self._host.address),
             concurrency=agent.concurrency,
         )
+        if self._presence is not None:
+            self._presence.announce(agent)
+        self._changed.set()
+
+    def _take(self, agent: Agent) -> None:
+        self._agents[agent.id] = agent
+        self._announce(agent)
+
+    async def _on_request(self, request: Request) -> list[object]:
+        """The agents to start for a request: those that stand by, and what the user's own function makes."""
+        found: list[object] = []
+        for wanted in request.capabilities:
+            for standby in self._standby:
+                if standby.left and standby.agent_can(wanted):
+                    standby.left -= 1
+                    found.append(standby.target)
+                    break
+        assert self._joining is not None
+        if not found and self._joining.on_request is not None:
+            made = self._joining.on_request(request)
+            found += (await made if inspect.isawaitable(made) else made) or ()
+        return found
 
     def _require_open(self) -> None:
         self._require("open", "")
@@ -704,6 +1015,18 @@ class Collective:
 
     def __repr__(self) -> str:
         return f"<Collective {self._state}, {len(self._agents)} agents, {len(self._runs)} runs>"
+
+
+@dataclass(slots=True)
+class _Standby:
+    """What may be started when somebody asks for it."""
+
+    target: object
+    capabilities: tuple[str, ...]
+    left: int
+
+    def agent_can(self, wanted: str) -> bool:
+        return any(own == wanted or own.startswith(f"{wanted}.") for own in self.capabilities)
 
 
 def _pattern(pattern: str | type[Machine] | tuple[type[Machine], type[Machine]]) -> tuple[str, type[Machine]]:
@@ -816,6 +1139,27 @@ class SyncCollective:
         """See :meth:`Collective.find`."""
         return self._call(self._collective.find(text, k, threshold=threshold))
 
+    def standby(self, *agents: object, limit: int = 1) -> None:
+        """See :meth:`Collective.standby`."""
+        self._collective.standby(*agents, limit=limit)
+
+    def wait_for(self, *capabilities: str, timeout_s: float = 30.0) -> None:
+        """See :meth:`Collective.wait_for`."""
+        self._call(self._collective.wait_for(*capabilities, timeout_s=timeout_s))
+
+    def members(self) -> list[HostMember]:
+        """See :meth:`Collective.members`."""
+        return self._call(_later(self._collective.members))
+
+    def all_agents(self) -> list[AgentEntry]:
+        """See :meth:`Collective.all_agents`."""
+        return self._call(_later(self._collective.all_agents))
+
+    @property
+    def seed_address(self) -> str:
+        """See :attr:`Collective.seed_address`."""
+        return self._call(_later(lambda: self._collective.seed_address))
+
     @property
     def agents(self) -> tuple[Agent, ...]:
         """The agents of this process, in the order they were added."""
@@ -874,6 +1218,10 @@ class SyncCollective:
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._collective)[1:]}"
+
+
+async def _later(read: Callable[[], T]) -> T:
+    return read()
 
 
 async def _next(stream: EventStream) -> Event | None:

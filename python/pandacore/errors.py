@@ -13,6 +13,7 @@ __all__ = [
     "BadInterval",
     "BadSignature",
     "BudgetExceeded",
+    "CallRefused",
     "Cancelled",
     "CircuitOpen",
     "ConfigError",
@@ -281,6 +282,10 @@ class KeyInUse(StateError):
 
 class JoinRefused(PandacoreError, ConnectionError):
     """A seed refused this host: no valid join ticket, not the pinned key, or another protocol."""
+
+
+class CallRefused(PandacoreError, PermissionError):
+    """A host takes no calls from this caller: it carries no valid pass of a live member of the collective."""
 
 
 class WrongCollective(JoinRefused):

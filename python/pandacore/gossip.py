@@ -478,6 +478,11 @@ class Node:
         """Grows with every change of members, agents, requests or offers."""
         return self._core.version
 
+    @property
+    def ended(self) -> bool:
+        """True once the node has left, was closed, or stopped itself."""
+        return self._core.ended
+
     def members(self) -> list[Member]:
         """All hosts that are known, this one first."""
         return [

@@ -262,6 +262,8 @@ class Member:
     expected_wait_s: float
     candidates: int
     why: str
+    address: str = ""
+    """Where its host serves it."""
 
     @property
     def did(self) -> str:
@@ -362,7 +364,7 @@ class Result:
             "usage": dataclasses.asdict(self.usage),
             "timings": dataclasses.asdict(self.timings),
             "team": [
-                {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why}
+                {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why, "address": m.address}
                 for m in self.team.members
             ],
             "matches": [dataclasses.asdict(match) for match in self.team.matches],

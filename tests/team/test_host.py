@@ -435,7 +435,7 @@ async def test_fc_56_an_agent_that_dies_after_its_effect_leaves_an_unknown_outco
     with pytest.raises(SubtaskError) as caught:
         async for event in client.assign(request, timeout_s=20):
             if isinstance(event, Started):
-                await eventually(ledger.exists)
+                await eventually(lambda: ledger.exists() and ledger.read_text() != "")
                 os.kill(process.pid, signal.SIGKILL)
     await process.wait()
     assert isinstance(caught.value.error, errors.UnknownOutcome)

@@ -24,6 +24,11 @@ class HostSpec:
         host has joined. It may return; the host goes on until it is stopped. Default: nothing.
     arguments : mapping
         JSON values handed to ``entry``.
+    agents, standby : tuple of str
+        Agents that it runs, or starts when somebody asks for them, as ``package.module`` or
+        ``package.module:name``. They are announced before :meth:`Launcher.start` returns.
+    model : str, optional
+        What its agents' ``ctx.model`` uses; see ``Collective.local``.
     key : KeyPair, optional
         Its identity; handed over on standard input, never on the command line. Default: a fresh key.
     seeds : tuple of str
@@ -37,6 +42,9 @@ class HostSpec:
     collective: bytes
     entry: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()
+    standby: tuple[str, ...] = ()
+    model: str | None = None
     key: KeyPair | None = None
     seeds: tuple[str, ...] = ()
     bind: str = "127.0.0.1:0"

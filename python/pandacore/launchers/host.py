@@ -12,6 +12,7 @@ import importlib
 import json
 import signal
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 from pandacore.errors import ConfigError
@@ -31,32 +32,55 @@ async def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     entry = None if spec["entry"] is None else _entry(spec["entry"])
-    node = Node.start(
-        KeyPair.from_seed(bytes.fromhex(spec["seed"])),
-        bytes.fromhex(spec["collective"]),
-        bind=spec["bind"],
-        seeds=spec["seeds"],
-        state_dir=spec["state_dir"],
-    )
     tasks: list[asyncio.Task[Any]] = []
-    try:
-        await node.join()
-        sys.stdout.write(json.dumps({"address": node.address, "did": node.did}) + "\n")
-        sys.stdout.flush()
-        if entry is not None:
-            tasks.append(asyncio.create_task(entry(node, spec["arguments"])))
-            tasks[0].add_done_callback(lambda task: stop.set() if _failed(task) else None)
-        tasks.append(asyncio.create_task(_closed(reader, stop)))
-        await stop.wait()
-        if entry is not None and tasks[0].done():
-            await tasks[0]
-    finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        await node.leave()
+    async with _open(spec) as node:
+        try:
+            sys.stdout.write(json.dumps({"address": node.address, "did": node.did}) + "\n")
+            sys.stdout.flush()
+            if entry is not None:
+                tasks.append(asyncio.create_task(entry(node, spec["arguments"])))
+                tasks[0].add_done_callback(lambda task: stop.set() if _failed(task) else None)
+            tasks.append(asyncio.create_task(_closed(reader, stop)))
+            await stop.wait()
+            if entry is not None and tasks[0].done():
+                await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+@contextlib.asynccontextmanager
+async def _open(spec: dict[str, Any]) -> AsyncIterator[Node]:
+    """The joined node: alone, or with a collective over it where there are agents to serve."""
+    key = KeyPair.from_seed(bytes.fromhex(spec["seed"]))
+    collective = bytes.fromhex(spec["collective"])
+    if not spec["agents"] and not spec["standby"]:
+        node = Node.start(
+            key, collective, bind=spec["bind"], seeds=spec["seeds"], state_dir=spec["state_dir"]
+        )
+        async with node:
+            await node.join()
+            yield node
+        return
+    from pandacore.agent import agents_of
+    from pandacore.collective import Collective
+
+    agents = [agent for place in spec["agents"] for agent in agents_of(place)]
+    standby = [agent for place in spec["standby"] for agent in agents_of(place)]
+    async with Collective.join(
+        spec["seeds"],
+        collective=collective,
+        key=key,
+        bind=spec["bind"],
+        state_dir=spec["state_dir"],
+        model=spec["model"],
+    ) as c:
+        c.add(*agents)
+        c.standby(*standby)
+        yield c.node
 
 
 async def _closed(reader: asyncio.StreamReader, stop: asyncio.Event) -> None:

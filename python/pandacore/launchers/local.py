@@ -52,6 +52,9 @@ class LocalLauncher:
             "state_dir": spec.state_dir,
             "entry": spec.entry,
             "arguments": dict(spec.arguments),
+            "agents": spec.agents,
+            "standby": spec.standby,
+            "model": spec.model,
         }
         with self._log(number).open("wb") as log:
             process = await asyncio.create_subprocess_exec(

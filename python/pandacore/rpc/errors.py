@@ -41,6 +41,7 @@ _CODES: Final[tuple[tuple[type[errors.PandacoreError], grpc.StatusCode], ...]] =
     (errors.ModelNotFound, grpc.StatusCode.NOT_FOUND),
     (errors.UnknownAgent, grpc.StatusCode.NOT_FOUND),
     (errors.AuthenticationFailed, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.CallRefused, grpc.StatusCode.UNAUTHENTICATED),
     (errors.ConfigError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.InvalidPlan, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.StateError, grpc.StatusCode.FAILED_PRECONDITION),

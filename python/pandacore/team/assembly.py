@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pandacore import errors
 from pandacore.planted import PLANTED
@@ -17,12 +17,13 @@ from pandacore.task import Member, TeamView
 from pandacore.team.client import Load, invited
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from random import Random
 
     from pandacore.registry import Team
     from pandacore.rpc.v1 import agent_pb2
     from pandacore.team.directory import Directory
+    from pandacore.team.entry import Entry
 
 __all__ = ["Assembler"]
 
@@ -33,9 +34,20 @@ RESERVATION_S: Final = 60.0
 """How long an invited agent holds the place; a caller that dies leaks nothing."""
 MAX_ROUNDS: Final = 4
 """Rounds of replacing members that were silent or declined for another reason than a full queue."""
+MAX_LOST: Final = 64
+"""Further rounds in which nobody was there to decline."""
+MAX_ASKS: Final = 4
+"""Times that the collective is asked for what the registry lacks."""
 _BACKOFF_S: Final = (0.01, 0.5)
 _NAMED: Final = 3
 """Refused agents that an error names."""
+
+
+class Refusal(NamedTuple):
+    """Why an invited agent is no member; ``gone``: nobody was there to ask."""
+
+    reason: str
+    gone: bool
 
 
 class Assembler:
@@ -47,11 +59,20 @@ class Assembler:
         Kept up to date with every choice.
     random : Random
         For ties between agents and the jitter of waits.
+    ask : async callable, optional
+        Asks elsewhere for what the registry lacks, agents by capability; true if it may have it now.
     """
 
-    def __init__(self, directory: Directory, *, random: Random) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        random: Random,
+        ask: Callable[[Mapping[str, int]], Awaitable[bool]] | None = None,
+    ) -> None:
         self._directory = directory
         self._random = random
+        self._ask = ask
 
     async def form(
         self, required: Mapping[str, int], run_id: str, *, exclude: frozenset[bytes] = frozenset()
@@ -68,10 +89,23 @@ class Assembler:
             No valid team exists, even if every queue were empty.
         """
         declined: set[bytes] = set()
-        rounds = 0
+        rounds = asked = lost = 0
         wait_s = _BACKOFF_S[0]
         while True:
-            team, mode = self._propose(required, exclude | declined)
+            try:
+                team, mode = self._propose(required, exclude | declined)
+            except errors.NoTeam as error:
+                if self._ask is None or asked == MAX_ASKS or not await self._ask(error.missing):
+                    raise
+                asked += 1
+                continue
+            # Agents may leave at any moment; the registry learns of it a little later than the directory.
+            entries = {m.agent_id: self._directory.find(m.agent_id) for m in team.members}
+            unfit = {a for a, entry in entries.items() if entry is None or self._directory.refusal(a)}
+            if unfit:
+                declined |= unfit
+                continue
+            found = {a: entry for a, entry in entries.items() if entry is not None}
             choice = [(m.agent_id, capability, m.load) for m in team.members for capability in m.capabilities]
             for agent_id, _, _ in choice:
                 self._directory.expect(agent_id, +1)
@@ -82,20 +116,25 @@ class Assembler:
                     self._directory.expect(agent_id, -1)
             if not refused:
                 holders = {capability: self._holders(capability) for _, capability, _ in choice}
-                members = (self._member(chosen, loads, mode, holders[chosen[1]]) for chosen in choice)
+                members = (
+                    self._member(found[agent_id], capability, load, loads, mode, holders[capability])
+                    for agent_id, capability, load in choice
+                )
                 return TeamView(tuple(members), mode)
             await self._release({agent_id for agent_id, _, _ in choice}, run_id)
-            full = {agent_id for agent_id, reason in refused.items() if reason == "queue full"}
+            full = {agent_id for agent_id, refusal in refused.items() if refusal.reason == "queue full"}
             declined |= refused.keys() - full
             if full:
                 await asyncio.sleep(self._random.uniform(wait_s / 2, wait_s))
                 wait_s = min(wait_s * 2, _BACKOFF_S[1])
                 continue
+            # A host that died has many agents, each of which says so at once until the collective knows.
+            if all(refusal.gone for refusal in refused.values()) and lost < MAX_LOST:
+                lost += 1
+                continue
             rounds += 1
             if rounds == MAX_ROUNDS:
-                reasons = "; ".join(
-                    f"{self._directory.entry(a).name}: {why}" for a, why in sorted(refused.items())
-                )
+                reasons = "; ".join(f"{found[a].name}: {why.reason}" for a, why in sorted(refused.items()))
                 raise errors.NoTeam(
                     f"members kept declining: {reasons}",
                     missing=dict(required),
@@ -138,16 +177,16 @@ class Assembler:
 
     async def _invite(
         self, choice: list[tuple[bytes, str, int]], run_id: str
-    ) -> tuple[dict[bytes, str], dict[bytes, Load]]:
+    ) -> tuple[dict[bytes, Refusal], dict[bytes, Load]]:
         """Invite all; answers why some did not accept, and the loads before. Cancelled, no place is left."""
         asked: list[tuple[bytes, asyncio.Future[agent_pb2.InviteReply]]] = []
-        refused: dict[bytes, str] = {}
+        refused: dict[bytes, Refusal] = {}
         loads: dict[bytes, Load] = {}
         for agent_id, capability, _ in choice:
             try:
                 client = self._directory.client(agent_id)
             except errors.UnknownAgent as error:
-                refused[agent_id] = str(error)
+                refused[agent_id] = Refusal(str(error), True)
                 continue
             reply = client.invitation(
                 agent_id, run_id, capability, ttl_s=RESERVATION_S, timeout_s=INVITE_TIMEOUT_S
@@ -158,11 +197,12 @@ class Assembler:
                 try:
                     accepted, reason, load = invited(await reply)
                 except errors.PandacoreError as error:
-                    refused[agent_id] = str(error)
+                    lost = isinstance(error, errors.ConnectionLost | errors.UnknownAgent)
+                    refused[agent_id] = Refusal(str(error), lost)
                     continue
                 self._directory.report(agent_id, load.total)
                 if not accepted:
-                    refused[agent_id] = reason or "declined"
+                    refused[agent_id] = Refusal(reason or "declined", False)
                 elif agent_id not in loads:
                     loads[agent_id] = replace(load, reserved=load.reserved - 1)
         except asyncio.CancelledError:
@@ -203,11 +243,15 @@ class Assembler:
         return registry.available(capability)
 
     def _member(
-        self, chosen: tuple[bytes, str, int], loads: Mapping[bytes, Load], mode: str, holders: int
+        self,
+        entry: Entry,
+        capability: str,
+        load: int,
+        loads: Mapping[bytes, Load],
+        mode: str,
+        holders: int,
     ) -> Member:
-        agent_id, capability, load = chosen
-        entry = self._directory.entry(agent_id)
-        probed = loads.get(agent_id)
+        probed = loads.get(entry.agent_id)
         vetting = self._directory.vetting
         wait_s = probed.expected_wait_s if probed else 0.0
         state = "idle" if probed and probed.total == 0 else f"load {probed.total if probed else load}"
@@ -216,6 +260,8 @@ class Assembler:
             if holders > 1
             else f"only {'holder' if vetting is None else 'accepted holder'} of {capability!r}"
         )
-        if vetting is not None and (accepted := vetting.explain(agent_id).reason):
+        if vetting is not None and (accepted := vetting.explain(entry.agent_id).reason):
             why += f", {accepted}"
-        return Member(agent_id, entry.name, capability, load, wait_s, holders, f"{why} ({mode})")
+        return Member(
+            entry.agent_id, entry.name, capability, load, wait_s, holders, f"{why} ({mode})", entry.address
+        )

@@ -20,7 +20,7 @@ from pandacore.team.entry import Entry
 from pandacore.team.link import Link, LocalLink, StreamLink
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from pandacore.team.host import Host
 
@@ -91,6 +91,7 @@ class Completed:
     run_s: float
 
 
+Metadata: TypeAlias = tuple[tuple[str, bytes], ...]
 AgentEvent: TypeAlias = Accepted | Started | Progress | Completed
 
 
@@ -117,13 +118,26 @@ class AgentClient:
         ``host:port`` of the host.
     host : Host, optional
         The host itself where it is in this process: the same messages then skip the socket.
+    metadata : callable, optional
+        Answers the metadata of a call; default: none.
     """
 
-    def __init__(self, address: str, *, host: Host | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        host: Host | None = None,
+        metadata: Callable[[], Metadata] | None = None,
+    ) -> None:
         self.address = address
+        self._metadata = metadata or tuple
         self._channel = open_channel(address)
         self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
-        self._link: Link = StreamLink(address, self._stub.Link) if host is None else LocalLink(host)
+        self._link: Link = (
+            StreamLink(address, lambda: self._stub.Link(metadata=self._metadata()))
+            if host is None
+            else LocalLink(host)
+        )
         self._own_calls_from = _LARGE if host is None else MAX_PAYLOAD
 
     async def close(self) -> None:
@@ -238,7 +252,7 @@ class AgentClient:
         began = False
         # A large request goes as a call of its own, so that small ones need not wait behind it.
         events = (
-            self._stub.Assign(request, timeout=timeout_s)
+            self._stub.Assign(request, timeout=timeout_s, metadata=self._metadata())
             if size > self._own_calls_from
             else self._link.assign(request, timeout_s)
         )
@@ -273,7 +287,7 @@ class AgentClient:
 
     async def _unary(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout_s)
+            return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise call_error(error, f"{method} at {self.address}") from error
 

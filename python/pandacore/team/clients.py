@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from pandacore import errors
 from pandacore.team.client import AgentClient
+from pandacore.trust import parse_did
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
+    from pandacore.team.client import Metadata
     from pandacore.team.host import Host
+    from pandacore.team.passes import Passport
 
 __all__ = ["Clients"]
 
@@ -28,9 +31,16 @@ PROOFS: Final = 3
 
 
 class Clients:
-    """One client per address, connected when first used. Bound to the event loop it is used on."""
+    """One client per address, connected when first used. Bound to the event loop it is used on.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    passport : Passport, optional
+        Makes the passes of calls to addresses that name their host, ``did:key:…@host:port``.
+    """
+
+    def __init__(self, passport: Passport | None = None) -> None:
+        self._passport = passport
         self.host: Host | None = None
         """The host of this process: calls to its agents skip the socket."""
         self._clients: dict[str, AgentClient] = {}
@@ -46,8 +56,23 @@ class Clients:
                 if idle is not None:
                     asyncio.get_running_loop().create_task(self._clients.pop(idle).close())
             own = self.host if self.host is not None and self.host.address == address else None
-            client = self._clients[address] = AgentClient(address, host=own)
+            did, _, place = address.rpartition("@")
+            client = AgentClient(place, host=own, metadata=self._metadata(did))
+            self._clients[address] = client
         return client
+
+    def _metadata(self, did: str) -> Callable[[], Metadata] | None:
+        passport = self._passport
+        if passport is None or not did:
+            return None
+        audience = parse_did(did)
+        return lambda: passport.metadata(audience)
+
+    async def keep(self, dids: Collection[str]) -> None:
+        """Close the clients of named hosts that are not among ``dids``."""
+        gone = [a for a in self._clients if "@" in a and a.rpartition("@")[0] not in dids]
+        for address in gone:
+            await self.drop(address)
 
     async def drop(self, address: str) -> None:
         """Close the client of a host."""

@@ -157,6 +157,7 @@ class Run(Engine):
         self._begun: set[str] = set()
         self._made_by: dict[tuple[str, str], tuple[str, Completed]] = {}
         self._drafted = False
+        self._away: set[bytes] = set()
         self._failures: list[Failure] = []
         self._last_failures: dict[str, Failure] = {}
         self._result: Result | None = None
@@ -186,10 +187,17 @@ class Run(Engine):
             self._stopping = True
             self._main.cancel()
 
-    def host_down(self, agent_ids: set[bytes]) -> None:
-        """The failure detector holds the host of these agents for dead."""
-        for name in dict.fromkeys(m.agent_id.hex() for m in self._team.members if m.agent_id in agent_ids):
-            self.lost(name)
+    def members_changed(self) -> None:
+        """Agents left the collective or came back: the team's own ones among them are told to the machine."""
+        directory = self._services.directory
+        for agent_id in {m.agent_id for m in self._team.members}:
+            here = agent_id in directory
+            if here and agent_id in self._away:
+                self._away.discard(agent_id)
+                self.found(agent_id.hex())
+            elif not here and agent_id not in self._away:
+                self._away.add(agent_id)
+                self.lost(agent_id.hex())
 
     def lost(self, peer: str) -> None:
         """See ``Owner``."""
@@ -356,7 +364,7 @@ class Run(Engine):
         if self.task.plan is not None:
             return self.task.plan, "user"
         vocabulary = self._services.directory.vocabulary()
-        if not vocabulary:
+        if not vocabulary and not self.task.capabilities:
             raise errors.NoTeam("the collective has no agents", hint="add some with collective.add(...)")
         model = self._model()
         by_rule = self._planner == "rule" or (

@@ -9,7 +9,10 @@ __all__ = ["Entry"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An agent as others see it. ``address`` is its host's, as ``host:port``."""
+    """An agent as others see it.
+
+    ``address`` is its host's, as ``host:port``, or ``did:key:…@host:port`` where hosts know each other.
+    """
 
     agent_id: bytes
     name: str

@@ -1,4 +1,4 @@
-"""A host: one gRPC server that serves all agents of this process on loopback."""
+"""A host: one gRPC server that serves all agents of this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from pandacore.agent import Agent
+    from pandacore.gossip import Node
     from pandacore.models.client import ModelClient
+    from pandacore.team.passes import Doorman
 
 __all__ = ["CANCEL_GRACE_S", "Host", "Job", "Tell"]
 
@@ -371,7 +373,7 @@ class _Worker:
 
 
 class Host:
-    """Serves agents over gRPC on loopback, one port a process.
+    """Serves agents over gRPC, one port a process.
 
     Parameters
     ----------
@@ -404,21 +406,58 @@ class Host:
         self.threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="pandacore-agent")
         self.address = ""
 
-    async def start(self) -> str:
-        """Bind a free loopback port and serve; answers the address as ``127.0.0.1:PORT``."""
-        server = grpc.aio.server(options=OPTIONS)
+    async def start(
+        self, bind: str = "127.0.0.1:0", *, advertise: str | None = None, doorman: Doorman | None = None
+    ) -> str:
+        """Bind and serve; answers the address for callers as ``host:port``.
+
+        Parameters
+        ----------
+        bind : str
+            ``host:port``; port 0 takes a free one.
+        advertise : str, optional
+            The name or address that callers use instead of the bound one.
+        doorman : Doorman, optional
+            Judges the callers; default: everybody may call.
+        """
+        server = grpc.aio.server(options=OPTIONS, interceptors=[doorman] if doorman else [])
         agent_pb2_grpc.add_AgentServiceServicer_to_server(_Servicer(self), server)
         status = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(status, server)
         name = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
         reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        ip, _, wanted = bind.rpartition(":")
+        try:
+            port = server.add_insecure_port(bind)
+        except RuntimeError as error:
+            raise errors.ConfigError(
+                f"cannot listen: {error}", where=bind, hint="choose another address or port"
+            ) from error
+        if wanted not in ("0", str(port)):
+            raise errors.ConfigError("the port is taken", where=bind, hint="choose another one")
         await server.start()
         for service in ("", name):
             await status.set(service, health_pb2.HealthCheckResponse.SERVING)
         self._server = server
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{advertise or ip}:{port}"
         return self.address
+
+    async def start_beside(self, node: Node, *, bind: str, advertise: str | None, doorman: Doorman) -> str:
+        """Serve next to a gossip node, under the same port number where it is free.
+
+        Answers the plain endpoint, ``host:port``; :attr:`address` then names the host as well.
+        """
+        ip, _, wanted = bind.rpartition(":")
+        name = advertise.rpartition(":")[0] if advertise else None
+        port = node.address.rpartition(":")[2]
+        try:
+            endpoint = await self.start(f"{ip}:{port}", advertise=name, doorman=doorman)
+        except errors.ConfigError:
+            if wanted != "0":
+                raise
+            endpoint = await self.start(f"{ip}:0", advertise=name, doorman=doorman)
+        self.address = f"{node.did}@{endpoint}"
+        return endpoint
 
     async def close(self) -> None:
         """Cancel what runs and stop serving; ends within about a second."""

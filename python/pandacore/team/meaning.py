@@ -88,7 +88,12 @@ class Meaning:
         return len(self._entries)
 
     def add(self, entry: Entry) -> None:
-        """Take in an agent."""
+        """Take in an agent, or what is new of one."""
+        known = self._numbers.get(entry.agent_id)
+        if known is not None:
+            if self._entries[known] == entry:
+                return
+            self.remove(entry.agent_id)
         number, self._next = self._next, self._next + 1
         self._entries[number] = entry
         self._numbers[entry.agent_id] = number

@@ -92,6 +92,14 @@ class Vetting:
         self._version = None
         self._registry.set_trusted(slot, False)
 
+    def follow(self, agent_id: bytes) -> None:
+        """An agent of another host was announced, perhaps not for the first time, or is gone again."""
+        slot = self._registry.slot_of(agent_id)
+        if slot is None:
+            self.remove(agent_id)
+        elif self._slots.get(agent_id) != slot:
+            self.add(agent_id)
+
     def remove(self, agent_id: bytes) -> None:
         """An agent is about to be withdrawn. What it did is remembered."""
         self._slots.pop(agent_id, None)
