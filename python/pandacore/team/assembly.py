@@ -117,7 +117,7 @@ class Assembler:
             if not refused:
                 holders = {capability: self._holders(capability) for _, capability, _ in choice}
                 members = (
-                    self._member(found[agent_id], capability, load, loads, mode, holders[capability])
+                    self._member(found[agent_id], (capability, load), loads, mode, holders[capability])
                     for agent_id, capability, load in choice
                 )
                 return TeamView(tuple(members), mode)
@@ -245,12 +245,12 @@ class Assembler:
     def _member(
         self,
         entry: Entry,
-        capability: str,
-        load: int,
+        choice: tuple[str, int],
         loads: Mapping[bytes, Load],
         mode: str,
         holders: int,
     ) -> Member:
+        capability, load = choice
         probed = loads.get(entry.agent_id)
         vetting = self._directory.vetting
         wait_s = probed.expected_wait_s if probed else 0.0
