@@ -19,7 +19,17 @@ PURE = {"matching", "trust", "gossip"}
 # A pure crate depends on another one only where the domain does.
 CRATE_ARROWS = {("gossip", "trust"), ("gossip", "matching")}
 # The typed wrappers over the extension, and what reports facts of the build.
-CORE_WRAPPERS = {"__init__", "registry", "probing", "broker", "trust", "reputation", "gossip", "build"}
+CORE_WRAPPERS = {
+    "__init__",
+    "broker",
+    "build",
+    "gossip",
+    "probing",
+    "registry",
+    "reputation",
+    "team_machine",
+    "trust",
+}
 
 
 def imports(path: Path) -> set[str]:
