@@ -211,7 +211,8 @@ def agents_of(place: str) -> list[object]:
     Parameters
     ----------
     place : str
-        ``package.module`` for all that it defines, or ``package.module:name`` for one, or a list of them.
+        ``package.module`` or ``path/file.py`` for all that it defines; with ``:name`` behind it for one, or
+        a list of them.
 
     Raises
     ------
@@ -220,9 +221,13 @@ def agents_of(place: str) -> list[object]:
     """
     import importlib
     import sys
+    from pathlib import Path
 
     module, colon, name = place.partition(":")
-    sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
+    folder = ""  # as `python -m` does: modules of the current folder
+    if module.endswith(".py"):
+        folder, module = str(Path(module).resolve().parent), Path(module).stem
+    sys.path.insert(0, folder)
     try:
         loaded = importlib.import_module(module)
     except (ImportError, ValueError) as error:
@@ -230,7 +235,7 @@ def agents_of(place: str) -> list[object]:
             f"the module cannot be imported: {error}", where=place, hint="check its name and path"
         ) from error
     finally:
-        sys.path.remove("")
+        sys.path.remove(folder)
     if colon:
         value = getattr(loaded, name, None)
         found = list(value) if isinstance(value, list | tuple) else [value]

@@ -179,6 +179,7 @@ class Collective:
         admission: bytes | None = None,
         ticket: Ticket | None = None,
         on_request: OnRequest | None = None,
+        plaintext: bool = False,
         timeout_s: float = 30.0,
         model: str | ModelClient | None = None,
         journal: str | os.PathLike[str] | Journal | None = None,
@@ -218,6 +219,8 @@ class Collective:
             Called with a :class:`~pandacore.gossip.Request` when a team lacks capabilities that nobody has
             announced; answers agents (what :meth:`add` takes) that it can start for it, or None. May be
             async. At most 64 agents are started so.
+        plaintext : bool
+            Allow another address than a loopback one, although the team plane is not encrypted.
         timeout_s : float
             For coming in.
         model, journal, embedder, semantic, seed, trust, reputation, clock
@@ -245,6 +248,7 @@ class Collective:
             ticket=ticket,
             timeout_s=timeout_s,
             on_request=on_request,
+            plaintext=plaintext,
         )
         return cls(
             model=model,
@@ -376,6 +380,7 @@ class Collective:
 
         joining = self._joining
         assert joining is not None
+        joining.check_network()
         target, seeds = joining.target()
         key = joining.key or KeyPair.generate()
         # In a thread, because names of seeds may have to be resolved.

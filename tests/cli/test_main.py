@@ -179,7 +179,7 @@ ALL_ERRORS = [getattr(errors, name) for name in errors.__all__]
 def test_every_error_has_a_documented_exit_code(kind: type[errors.PandacoreError]) -> None:
     code = exit_code_of(kind("what"))
     assert code in {Exit.FAILED, Exit.USAGE, Exit.UNREACHABLE}
-    unreachable = issubclass(kind, errors.ConnectionLost | errors.ModelUnavailable)
+    unreachable = issubclass(kind, errors.ConnectionLost | errors.ModelUnavailable | errors.JoinRefused)
     assert (code == Exit.UNREACHABLE) == unreachable
     assert (exit_code_of_kind(kind.__name__) == Exit.UNREACHABLE) == unreachable
 

@@ -329,6 +329,15 @@ async def test_one_process_alone_has_no_members() -> None:
             await c.wait_for("text.upper", "text.lower", timeout_s=0.05)
 
 
+def test_a_plaintext_team_plane_stays_on_loopback_unless_asked() -> None:
+    for bind in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
+        Joining(bind=bind).check_network()
+    for bind in ("0.0.0.0:0", "192.0.2.1:0", "[::]:0", "host.example:1"):
+        with pytest.raises(errors.ConfigError, match="not encrypted"):
+            Joining(bind=bind).check_network()
+        Joining(bind=bind, plaintext=True).check_network()
+
+
 def test_seeds_say_which_collective_they_belong_to() -> None:
     home = "ab" * 32
     assert Joining(seeds=(f"127.0.0.1:1/{home}",)).target() == (bytes.fromhex(home), ("127.0.0.1:1",))

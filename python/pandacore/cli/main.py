@@ -25,6 +25,10 @@ __all__ = ["COMMANDS", "app", "main"]
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("pandacore.cli.demo", "Answer the built-in questions with a team of agents."),
     "solve": ("pandacore.cli.solve", "Answer a question from your own documents."),
+    "up": ("pandacore.cli.hosts.up", "Run a host with agents until Ctrl-C."),
+    "agents": ("pandacore.cli.hosts.agents", "List the agents of a collective."),
+    "members": ("pandacore.cli.hosts.members", "List the hosts of a collective."),
+    "leave": ("pandacore.cli.hosts.leave", "Let a host of yours say goodbye and end."),
     "eval": ("pandacore.cli.evaluate", "Score a collective on a dataset."),
     "runs": ("pandacore.cli.log.runs", "List the runs of a journal."),
     "show": ("pandacore.cli.log.show", "Show what a run did, record by record."),

@@ -19,6 +19,7 @@ from pandacore.errors import (
     DuplicateId,
     InvalidName,
     InvalidPlan,
+    JoinRefused,
     ModelUnavailable,
     PandacoreError,
 )
@@ -159,7 +160,7 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
 def exit_code_of(error: BaseException) -> Exit:
     """Return the exit code that an error stands for."""
     match error:
-        case ConnectionLost() | ModelUnavailable():
+        case ConnectionLost() | ModelUnavailable() | JoinRefused():
             return Exit.UNREACHABLE
         case ConfigError() | InvalidName() | InvalidPlan() | DuplicateId():
             return Exit.USAGE
