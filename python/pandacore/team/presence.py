@@ -86,6 +86,8 @@ class Joining:
         import ipaddress
 
         name = self.bind.rpartition(":")[0].strip("[]")
+        if not name:
+            return  # no address at all: the node says so
         try:
             loopback = name == "localhost" or ipaddress.ip_address(name).is_loopback
         except ValueError:
