@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import pandacore as pc
+from pandacore.journal import Journal
+from pandacore.team.past import rebuild
 from pandacore.testing import ScriptedModel
 
 CREW = """
@@ -46,6 +48,7 @@ STEPS = pc.Plan(
     ]
 )
 ANSWER = "tell it[two]"
+SOAK = 15
 
 
 class Hosts:
@@ -151,6 +154,52 @@ async def test_a_killed_host_is_replaced_while_it_works(hosts: Hosts, pattern: s
         assert len({pid for step, pid in hosts.ledger() if step == "two"}) == 2
 
 
+CALLER = """
+import asyncio, json, sys
+import pandacore as pc
+
+pattern, journal, addresses, task, run_id = sys.argv[1:]
+
+async def main():
+    async with pc.Collective.local(journal=journal) as c:
+        for address in json.loads(addresses):
+            await c.attach(address)
+        run = c.start(pc.Task.from_dict(json.loads(task)), pattern=pattern) if run_id == "new" else c.resume(run_id)
+        result = await run.result()
+        print(json.dumps([result.value, [str(f) for f in result.failures]]))
+
+asyncio.run(main())
+"""
+
+
+def call(hosts: Hosts, folder: Path, pattern: str, run_id: str, seconds: float) -> subprocess.Popen[str]:
+    """A process that runs the task, or takes the run up again."""
+    task = pc.Task("the task", plan=STEPS, idempotent=True, metadata={"seconds": str(seconds)})
+    live = [a for p, a in zip(hosts.processes, hosts.addresses, strict=True) if p.poll() is None]
+    arguments = [pattern, str(folder / "runs.db"), json.dumps(live), json.dumps(task.to_dict()), run_id]
+    return subprocess.Popen([sys.executable, "-c", CALLER, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["chain", "mesh"])
+async def test_a_killed_entrypoint_comes_back_to_its_members(
+    hosts: Hosts, tmp_path: Path, pattern: str
+) -> None:
+    hosts.path.unlink(missing_ok=True)
+    first = call(hosts, tmp_path, pattern, "new", 0.5)
+    await hosts.begun("two")
+    first.kill()
+    first.communicate()
+    with Journal(tmp_path / "runs.db") as journal:
+        [info] = journal.runs()
+        assert info.status == "open"
+    out, _ = call(hosts, tmp_path, pattern, info.run_id, 0.5).communicate(timeout=60)
+    assert json.loads(out) == [ANSWER, []]
+    assert [step for step, _ in hosts.ledger()] == ["one", "two", "three"], "members lost what they had"
+    with Journal(tmp_path / "runs.db") as journal:
+        assert rebuild(journal, info.run_id).same
+
+
 @pytest.mark.parametrize("pattern", ["chain", "mesh"])
 async def test_without_a_plan_members_of_this_process_work_one_out(pattern: str) -> None:
     async def say(task: pc.Task) -> str:
@@ -190,7 +239,7 @@ async def test_members_spend_within_the_budget_and_say_what(pattern: str) -> Non
 async def test_hosts_killed_at_random_moments(tmp_path: Path, pattern: str) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    for _ in range(15):
+    for _ in range(SOAK):
         crowd = Hosts(tmp_path, *["find read tell"] * 4)
         async with crowd.collective() as c:
             task = pc.Task("the task", plan=STEPS, idempotent=True, metadata={"seconds": "0.1"})

@@ -72,7 +72,7 @@ class Links:
         self._faithful = set(faithful)
         self._incarnation = random.SystemRandom().getrandbits(63)
         self._book: dict[str, str] = {}
-        self._version = 0
+        self._version = (0, 0)
         self.down: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._outboxes: dict[str, deque[agent_pb2.Envelope]] = {}
@@ -94,8 +94,8 @@ class Links:
             if self._outboxes.get(name):
                 self._wake(name)
 
-    def update(self, peers: Iterable[agent_pb2.Peer], version: int) -> None:
-        """The entrypoint's list; an older one than the last is ignored."""
+    def update(self, peers: Iterable[agent_pb2.Peer], version: tuple[int, int]) -> None:
+        """The entrypoint's list, by its epoch and its number there; an older one than the last is ignored."""
         if version <= self._version:
             return
         self._version = version

@@ -67,7 +67,7 @@ class Member(Engine):
         spec.CopyFrom(request.spec)
         self._root = request.peers[0].name
         self._links = Links(self, host, faithful=[self._root])
-        self._links.update(request.peers, request.version)
+        self._links.update(request.peers, (request.epoch, request.version))
         self._by_messages = spec.pattern == "star"
         self._deadline = self._loop.time() + spec.deadline_ms / 1000 if spec.deadline_ms else None
         self._lease_s = max(spec.lease_ms, 1_000) / 1000
@@ -113,7 +113,7 @@ class Member(Engine):
         assert self._links is not None
         self.renew()
         self.epoch = max(self.epoch, request.epoch)
-        self._links.update(request.peers, request.version)
+        self._links.update(request.peers, (request.epoch, request.version))
 
     def lost(self, peer: str) -> None:
         """See ``Owner``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
 from pandacore.journal import Kind
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pandacore.journal import Journal
 
 __all__ = ["Opened", "Rebuilt", "read_past", "rebuild"]
+
+
+_NONE: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,17 @@ def rebuild(journal: Journal, run_id: str) -> Rebuilt:
     """
     opened = read_past(journal, run_id)
     records = sum(1 for _ in journal.read(run_id))
-    hub = (opened.past.state or {}).get("hub", {})
-    outputs = {record["id"]: record["output"] for record in hub.get("done", {}).values()}
+    state = opened.past.state or {}
+    outputs = {r["id"]: r["output"] for r in state.get("hub", {}).get("done", {}).values()}
+    if opened.pattern != "star":
+        outputs = dict((state.get("ended") or {}).get("outputs", {}))
     if opened.finished is None:
         return Rebuilt(records, outputs, "", True)
-    return Rebuilt(records, outputs, opened.finished["status"], dict(opened.finished["outputs"]) == outputs)
+    told = dict(opened.finished["outputs"])
+    # Members of a chain or mesh also told what they had done before the entrypoint could write it down.
+    same = (
+        told == outputs
+        if opened.pattern == "star"
+        else all(told.get(k, _NONE) == v for k, v in outputs.items())
+    )
+    return Rebuilt(records, outputs, opened.finished["status"], same)
