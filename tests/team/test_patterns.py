@@ -164,7 +164,10 @@ async def main():
     async with pc.Collective.local(journal=journal) as c:
         for address in json.loads(addresses):
             await c.attach(address)
-        run = c.start(pc.Task.from_dict(json.loads(task)), pattern=pattern) if run_id == "new" else c.resume(run_id)
+        if run_id == "new":
+            run = c.start(pc.Task.from_dict(json.loads(task)), pattern=pattern)
+        else:
+            run = c.resume(run_id)
         result = await run.result()
         print(json.dumps([result.value, [str(f) for f in result.failures]]))
 
