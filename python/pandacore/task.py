@@ -27,6 +27,7 @@ __all__ = [
     "Failure",
     "Json",
     "Member",
+    "PatternNote",
     "PlanReady",
     "Result",
     "RunFinished",
@@ -447,6 +448,21 @@ class SubtaskFailed(_EventBase):
 
 
 @dataclass(frozen=True, slots=True)
+class PatternNote(_EventBase):
+    """What the pattern did to go on: a swap, a vote, a new leader. For people; with progress lines at most
+    10,000 a run.
+
+    ``kind`` is, among others, ``evict``, ``joined``, ``readmitted``, ``splice``, ``drift``, ``replan``,
+    ``tally``, ``decided``, ``reform``, ``debated``, ``leads`` or ``deposed``; ``agent`` is who did it, empty
+    for the entrypoint; ``details`` depend on the kind.
+    """
+
+    kind: str
+    agent: str
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished(_EventBase):
     """The last event of every run."""
 
@@ -461,6 +477,7 @@ Event: TypeAlias = (
     | SubtaskProgress
     | SubtaskCompleted
     | SubtaskFailed
+    | PatternNote
     | RunFinished
 )
 """The closed union of what a run reports."""

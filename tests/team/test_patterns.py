@@ -111,7 +111,7 @@ def kinds(result: pc.Result, kind: type) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["chain", "mesh"])
+@pytest.mark.parametrize("pattern", ["chain", "mesh", "failover"])
 async def test_three_agents_on_three_hosts_answer(hosts: Hosts, pattern: str) -> None:
     async with hosts.collective() as c:
         result = await c.run(pc.Task("the task", plan=STEPS), pattern=pattern)
@@ -132,7 +132,7 @@ async def test_three_agents_on_three_hosts_answer(hosts: Hosts, pattern: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["chain", "mesh"])
+@pytest.mark.parametrize("pattern", ["chain", "mesh", "failover"])
 async def test_a_cancelled_run_stops_its_members_within_a_second(hosts: Hosts, pattern: str) -> None:
     async with hosts.collective() as c:
         run = c.start(pc.Task("the task", plan=STEPS, metadata={"seconds": "60"}), pattern=pattern)
@@ -184,7 +184,7 @@ def call(hosts: Hosts, folder: Path, pattern: str, run_id: str, seconds: float) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["chain", "mesh"])
+@pytest.mark.parametrize("pattern", ["chain", "mesh", "failover"])
 async def test_a_killed_entrypoint_comes_back_to_its_members(
     hosts: Hosts, tmp_path: Path, pattern: str
 ) -> None:
@@ -193,6 +193,8 @@ async def test_a_killed_entrypoint_comes_back_to_its_members(
     await hosts.begun("two")
     first.kill()
     first.communicate()
+    if pattern == "failover":  # a stand-in leads: the run goes on although its caller is gone
+        await hosts.begun("three")
     with Journal(tmp_path / "runs.db") as journal:
         [info] = journal.runs()
         assert info.status == "open"

@@ -24,6 +24,7 @@ def demo(
     model: str | None = typer.Option(
         None, "--model", metavar="SPEC", help="extractive, llama:NAME, openai:MODEL or grpc://host:port."
     ),
+    pattern: str = typer.Option("star", "--pattern", help="How the team works together."),
     planner: str = typer.Option("auto", "--planner", help="Who plans: auto, model or rules."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object per question."),
 ) -> None:
@@ -55,5 +56,5 @@ def demo(
         asked = [Asked(known[number - 1].question, known[number - 1].answer)]
     else:
         asked = [Asked(question)]
-    ways = Ways(model=model, planner=planner, as_json=as_json, brief=every)
+    ways = Ways(pattern=pattern, model=model, planner=planner, as_json=as_json, brief=every)
     raise typer.Exit(blocking(ask_all(asked, documents(), load(), ways)))

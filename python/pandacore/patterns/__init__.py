@@ -93,10 +93,14 @@ __all__ = [
 
 MACHINES: dict[str, tuple[type[Machine], type[Machine]]] = {
     "star": (StarHub, StarMember),
+    "failover": (StarHub, StarMember),
     "chain": (ChainRoot, ChainMember),
     "mesh": (MeshRoot, MeshMember),
 }
-"""The machines of a pattern: the entrypoint's and the members'. Add to it by :func:`register`."""
+"""The machines of a pattern: the entrypoint's and the members'. Add to it by :func:`register`.
+
+In a ``star`` the hub calls its members; in ``failover`` it sends them messages, and two of them keep its
+checkpoint, so that one goes on when the hub is lost."""
 
 
 def register(name: str, root: type[Machine], member: type[Machine]) -> None:

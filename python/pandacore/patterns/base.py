@@ -239,7 +239,7 @@ class Execute:
     epoch: int = 1
     contract: Contract | None = None
     again: bool = False
-    work: Mapping[str, Any] | None = None
+    work: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

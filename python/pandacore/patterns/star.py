@@ -505,6 +505,9 @@ class _Star(StarNode):
             self.epoch,
             self._contract(digest),
             again and not self._hub["idempotent"],
+            None
+            if self.limits.retransmit_s is None
+            else {"capability": subtask.capability, "instruction": subtask.instruction},
         )
         self._ticks[key] = 0
         if self._works and flight["a"] == self.me:

@@ -56,6 +56,7 @@ def as_message(action: Action, run: str) -> Send | None:
                 "inputs": dict(action.inputs),
                 "again": action.again,
                 "contract": action.contract.to_dict() if action.contract else None,
+                "work": action.work,
             }
             return Send(agent, message)
         case StopExecution(agent=str() as agent):
@@ -499,7 +500,7 @@ class StarNode(Machine):
         else:
             self._running.add(key)
             contract = None if m["contract"] is None else Contract.from_dict(m["contract"])
-            self.do(Execute(key[0], key[1], m["inputs"], self.me, (), epoch, contract))
+            self.do(Execute(key[0], key[1], m["inputs"], self.me, (), epoch, contract, work=m.get("work")))
 
     def _worked(self, subtask_id: str, attempt: int, result: dict[str, Any]) -> None:
         key = (subtask_id, attempt)

@@ -27,6 +27,7 @@ from pandacore.task import (
     Event,
     Failure,
     Member,
+    PatternNote,
     PlanReady,
     Result,
     RunFinished,
@@ -44,7 +45,7 @@ from pandacore.task import (
 )
 from pandacore.team.client import Completed, Progress, Started, SubtaskError
 from pandacore.team.crew import Crew
-from pandacore.team.engine import Engine, build
+from pandacore.team.engine import FAILOVER, Engine, build
 from pandacore.team.links import Links
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class Run(Engine):
         self._machine_type = machine
         known = MACHINES.get(pattern, (None, None))
         self._votes = bool(getattr(machine, "votes_on_plans", False))
+        self._by_messages = pattern == FAILOVER
         self._has_members = known[0] is machine and known[1] is not None and pattern != "star"
         self._budget = budget
         self._services = services
@@ -326,6 +328,7 @@ class Run(Engine):
         for member in self._team.members:
             team.setdefault(member.capability, []).append(member.agent_id.hex())
         several = {c: len(p) for c, p in team.items()}
+        restored = None if self._past is None else self._past.state
         machine = build(
             self._machine_type,
             self.id,
@@ -338,17 +341,39 @@ class Run(Engine):
             debate=self.task.debate,
             ranking="driver" if self._drafted else "rule",
             contracts=self.task.contracts,
-            late_binding=True,
+            late_binding=not self._by_messages,
+            stand_ins=self._stand_ins() if self._by_messages and restored is None else (),
             limits=self._limits(),
         )
-        if self._past is not None and self._past.state is not None:
-            machine.restore(self._past.state)
+        if restored is not None:
+            machine.restore(restored)
             # Nobody of the earlier process is known to be there: the machine swaps in the team formed now.
             known = {m.agent_id.hex() for m in self._team.members}
             for peer in sorted(set(machine.peers) - known):
                 if bytes.fromhex(peer) not in self._services.directory:
                     self.post(base.PeerDown(peer))
         return machine
+
+    def _stand_ins(self) -> list[str]:
+        """Two members to keep the hub's checkpoint: in other processes, and different ones, if there are."""
+        directory, host = self._services.directory, self._services.host
+        own = host.address if host is not None else ""
+        where: dict[str, str] = {}
+        for member in self._team.members:
+            if member.agent_id in directory:
+                where[member.agent_id.hex()] = directory.entry(member.agent_id).address
+        if len(where) < 2:
+            raise errors.ConfigError(
+                f"a team of {len(where)} has nobody who could stand in for its hub: it takes two",
+                where='run(pattern="failover")',
+                hint="raise Task.redundancy, or use the star",
+            )
+        seen: dict[str, int] = {}
+        order = {}
+        for name, address in where.items():
+            order[name] = (address == own, seen.get(address, 0))
+            seen[address] = seen.get(address, 0) + 1
+        return sorted(where, key=lambda n: order[n])[:2]
 
     def _limits(self) -> base.Limits:
         return base.Limits(
@@ -440,7 +465,7 @@ class Run(Engine):
     def _spec(self, vocabulary: str) -> agent_pb2.RunSpec:
         """What a node has to know of the run."""
         left = self._remaining_s()
-        durable = self._services.journal is not None
+        durable = self._services.journal is not None or self._by_messages
         return agent_pb2.RunSpec(
             pattern=self._pattern,
             limits_json=json.dumps(self._limits().to_dict()),
@@ -505,7 +530,7 @@ class Run(Engine):
                 self._member_event(sender, name, key, report)
             case "note_json":
                 note = json.loads(report.note_json)
-                self._noted({**note, "agent": sender} if note.get("note") == "step" else note, [])
+                self._noted({"agent": sender, **note, "by": sender}, [])
             case "planned":
                 self._settle((sender, report.subtask_id, 0), usage_from_pb(report.planned))
             case "broken":
@@ -540,7 +565,7 @@ class Run(Engine):
                 self._settle((sender, *key), usage)
                 completed = Completed(done.output_json, usage, done.queued_s, done.run_s)
                 self._made_by[sender, key[0]] = (name, completed)
-                if self._pattern not in ("chain", "mesh"):  # nobody commits: made is done
+                if self._pattern not in ("chain", "mesh", FAILOVER):  # nobody commits: made is done
                     self._committed(key[0], sender)
             case "failed":
                 self._settle((sender, *key), usage_from_pb(event.failed.usage))
@@ -645,8 +670,9 @@ class Run(Engine):
                 self._committed(note["subtask"], note["agent"])
             case "commit" if self._has_members:
                 self._committed(note["subtask"], note["agent"])
-            case "drift" if self._has_members:
+            case "drift" if self._has_members and not note.get("judged"):
                 self._judged(bytes.fromhex(note["agent"]), bad=True)
+                self._noted({**note, "judged": True}, actions)
             case "plan" if self._has_members:
                 plan = Plan.from_dict(note["plan"])
                 self._errand(self._adopted(plan, "vote" if self._votes else "model"))
@@ -673,8 +699,22 @@ class Run(Engine):
                         failure=failure,
                         retrying=again,
                     )
-            case _:
+            case "hand" | "ignored" | "malformed" | "plan" | "attempt_failed":
                 logger.debug("run %s: %s", self.id, dict(note))
+            case kind:
+                if self._progress_events < MAX_PROGRESS_EVENTS:
+                    self._progress_events += 1
+                    told = {k: self._readable(v) for k, v in note.items() if k not in ("note", "by")}
+                    by = self._readable(note.get("by", ""))
+                    self._emit(PatternNote, kind=kind, agent=by, details=told)
+
+    def _readable(self, value: Any) -> Any:
+        """Ids of members as their names."""
+        if isinstance(value, str) and len(value) == 64:
+            return next((m.name for m in self._team.members if m.agent_id.hex() == value), value)
+        if isinstance(value, list | tuple):
+            return [self._readable(v) for v in value]
+        return value
 
     def _last_attempt(self, subtask_id: str) -> int:
         assert self._machine is not None
@@ -852,7 +892,7 @@ class Run(Engine):
 
     # -- events and the end --------------------------------------------------------------------------
 
-    def _emit(self, kind: Callable[..., Event], **fields: Any) -> None:
+    def _emit(self, kind: Callable[..., Event], /, **fields: Any) -> None:
         self._events.append(
             kind(seq=len(self._events) + 1, ts=self._loop.time() - self._began, run_id=self.id, **fields)
         )

@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 
     from pandacore.team.links import Links
 
-__all__ = ["Engine", "build"]
+__all__ = ["FAILOVER", "Engine", "build"]
 
 logger = logging.getLogger(__name__)
 
+FAILOVER: Final = "failover"
+"""The star whose members get messages instead of calls, because any of two may come to lead it."""
 MAX_INBOX: Final = 10_000
 """Events that wait for one node; further messages are refused as busy, and come again later."""
 MAX_SENDERS: Final = 10_000
@@ -248,6 +251,27 @@ class Engine(ABC):
         message = as_message(action, self.run_id)
         if message is not None:
             self._links.send(message.to, message.message)
+        elif isinstance(action, base.Execute):
+            self._errand(self._place(action))
+
+    async def _place(self, execute: base.Execute) -> None:
+        """Find the agent for an execution whose machine knows none."""
+        capability = str((execute.work or {}).get("capability", ""))
+        try:
+            peer = await self._find(capability, ())
+        except errors.PandacoreError:
+            peer = None
+        if peer is None:
+            missing = errors.NoReplacement(
+                f"no agent was found for {capability!r}",
+                missing={capability: 1},
+                where=f"subtask {execute.subtask_id!r}",
+                hint="add one with this capability",
+            )
+            self._attempt_failed((execute.subtask_id, execute.attempt), missing, executed=False)
+            return
+        self.post(base.Assigned(execute.subtask_id, execute.attempt, peer))
+        self._order(replace(execute, agent=peer))
 
     async def _ask_plan(self, ask: base.AskPlan) -> None:
         try:

@@ -21,7 +21,7 @@ from pandacore.rpc.errors import from_detail, to_detail
 from pandacore.rpc.v1 import agent_pb2
 from pandacore.task import Task
 from pandacore.team.client import SubtaskError
-from pandacore.team.engine import Engine, build
+from pandacore.team.engine import FAILOVER, Engine, build
 from pandacore.team.links import Links
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Member(Engine):
         self._root = request.peers[0].name
         self._links = Links(self, host, faithful=[self._root])
         self._links.update(request.peers, (request.epoch, request.version))
-        self._by_messages = spec.pattern == "star"
+        self._by_messages = spec.pattern == FAILOVER
         self._deadline = self._loop.time() + spec.deadline_ms / 1000 if spec.deadline_ms else None
         self._lease_s = max(spec.lease_ms, 1_000) / 1000
         self.expires = self._loop.time() + self._lease_s
@@ -258,7 +258,7 @@ class Member(Engine):
                     return await self._host.nodes.ask(request)
                 return await self._host.clients.at(address).ask(request, timeout_s=ASK_S)
             except errors.ConnectionLost:
-                if self._by_messages:  # a star whose caller is gone goes on without it
+                if self._by_messages:  # a stand-in goes on without the entrypoint
                     raise
             except (errors.DeadlineExceeded, errors.UnknownRun):
                 pass
@@ -267,7 +267,10 @@ class Member(Engine):
 
     async def _tokens(self, subtask_id: str, attempt: int) -> int:
         reserve = agent_pb2.Reserve(subtask_id=subtask_id, attempt=attempt)
-        return int((await self._question(reserve=reserve)).tokens)
+        try:
+            return int((await self._question(reserve=reserve)).tokens)
+        except errors.ConnectionLost:
+            return 0  # the budget is gone with the entrypoint: the work goes on without model calls
 
     async def _find(self, capability: str, exclude: tuple[str, ...]) -> str | None:
         assert self._links is not None
