@@ -219,6 +219,33 @@ async def test_without_a_plan_members_of_this_process_work_one_out(pattern: str)
         assert sources == ["vote" if pattern == "mesh" else "rule"]
 
 
+@pytest.mark.parametrize("pattern", ["chain", "mesh", "failover"])
+async def test_an_author_of_faulty_outputs_is_swapped(pattern: str) -> None:
+    faulty: list[str] = []
+
+    def worker(name: str) -> pc.Agent:
+        async def work(task: pc.Task) -> Any:
+            faulty[:] = faulty or [name]  # whoever is asked first
+            return 7 if name in faulty else "a word"
+
+        return pc.Agent(work, capabilities=["find"], name=name)
+
+    async with pc.Collective.local() as c:
+        c.add(*map(worker, ["ann", "ben", "cid"]))
+        task = pc.Task(
+            "the task",
+            plan=pc.Plan(STEPS.subtasks[:1]),
+            redundancy={"find": 3},
+            contracts={"one": pc.Contract("a word", output_schema={"type": "string"})},
+        )
+        result = await c.run(task, pattern=pattern)
+        assert (result.output, result.failures) == ("a word", ())
+        notes = [(e.kind, e.details.get("peer")) for e in kinds(result, pc.PatternNote)]
+        assert ("evict", faulty[0]) in notes
+        [done] = kinds(result, pc.SubtaskCompleted)
+        assert done.agent != faulty[0]
+
+
 @pytest.mark.parametrize("pattern", ["chain", "mesh"])
 async def test_members_spend_within_the_budget_and_say_what(pattern: str) -> None:
     async def think(task: pc.Task, ctx: pc.AgentContext) -> str:

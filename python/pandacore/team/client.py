@@ -218,10 +218,11 @@ class AgentClient:
         reply: agent_pb2.AskReply = await self._unary("Ask", request, timeout_s)
         return reply
 
-    async def close_run(self, run_id: str, epoch: int, *, timeout_s: float) -> list[agent_pb2.Attempt]:
-        """End the run's nodes there; answers the attempts that went on regardless."""
+    async def close_run(self, run_id: str, epoch: int, *, timeout_s: float) -> agent_pb2.CloseReply:
+        """End the run's nodes there; answers the attempts that went on regardless, and what was spent."""
         request = agent_pb2.CloseRequest(run_id=run_id, epoch=epoch)
-        return list((await self._unary("Close", request, timeout_s)).abandoned)
+        reply: agent_pb2.CloseReply = await self._unary("Close", request, timeout_s)
+        return reply
 
     async def broken(self) -> None:
         """Wait until the connection breaks, or cannot be made."""

@@ -141,14 +141,14 @@ class Crew:
                 except errors.PandacoreError as error:
                     logger.debug("run %s: renewal at %s: %s", self._root.run_id, address, error)
 
-    async def close(self, timeout_s: float) -> list[agent_pb2.Attempt]:
-        """End all nodes; answers the attempts that could not be stopped. Who is not told ends by itself."""
+    async def close(self, timeout_s: float) -> list[agent_pb2.CloseReply]:
+        """End all nodes; answers what each host says to it. Who is not told ends by itself."""
 
-        async def end(address: str) -> list[agent_pb2.Attempt]:
+        async def end(address: str) -> agent_pb2.CloseReply:
             if address == self._host.address:
                 return await self._host.nodes.close_run(self._root.run_id, self._root.epoch)
             client = self._directory.client_at(address)
             return await client.close_run(self._root.run_id, self._root.epoch, timeout_s=timeout_s)
 
-        left = await asyncio.gather(*(end(address) for address in self.addresses), return_exceptions=True)
-        return [attempt for attempts in left if isinstance(attempts, list) for attempt in attempts]
+        replies = await asyncio.gather(*(end(address) for address in self.addresses), return_exceptions=True)
+        return [reply for reply in replies if isinstance(reply, agent_pb2.CloseReply)]

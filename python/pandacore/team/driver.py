@@ -49,7 +49,7 @@ from pandacore.team.engine import FAILOVER, Engine, build
 from pandacore.team.links import Links
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from random import Random
 
     from pandacore.broker import CapabilityMatch
@@ -157,6 +157,7 @@ class Run(Engine):
         self._reserved: dict[tuple[str, str, int], Reservation] = {}
         self._done_by_members: dict[str, Any] = {}
         self._begun: set[str] = set()
+        self._writes: set[asyncio.Task[None]] = set()
         self._made_by: dict[tuple[str, str], tuple[str, Completed]] = {}
         self._drafted = False
         self._away: set[bytes] = set()
@@ -589,9 +590,19 @@ class Run(Engine):
     def _settle(self, key: tuple[str, str, int], usage: Usage) -> None:
         reservation = self._reserved.pop(key, None) or self._ledger.reserve(0)
         reservation.settle(usage.total_tokens)
+        self._account(usage)
+
+    def _account(self, usage: Usage) -> None:
+        """Count what a member spent, durably."""
         self._spend(usage)
         if usage.total_tokens:
-            self._errand(self._log(Kind.SPENT, lambda: dataclasses.asdict(usage)))
+            self._write(self._log(Kind.SPENT, lambda: dataclasses.asdict(usage)))
+
+    def _write(self, work: Coroutine[Any, Any, None]) -> None:
+        """Write something down that nothing waits for but the end of the run."""
+        task = self._loop.create_task(work)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
 
     def _committed(self, subtask_id: str, sender: str) -> None:
         """A subtask that a member did is done."""
@@ -675,7 +686,7 @@ class Run(Engine):
                 self._noted({**note, "judged": True}, actions)
             case "plan" if self._has_members:
                 plan = Plan.from_dict(note["plan"])
-                self._errand(self._adopted(plan, "vote" if self._votes else "model"))
+                self._write(self._adopted(plan, "vote" if self._votes else "model"))
             case "commit":
                 key = (note["subtask"], note["attempt"])
                 if (found := self._completed.pop(key, None)) is not None:
@@ -934,9 +945,11 @@ class Run(Engine):
 
     async def _end(self, status: Status, value: Any) -> None:
         assigned = dict(self._assigned)
+        await self._stop_work()
         if self._crew is not None:
             await self._dismiss(self._crew)
-        await self._stop_all()
+        await self._hang_up()
+        await asyncio.gather(*self._writes, return_exceptions=True)
         await self._confirm_stops(assigned)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CANCEL_S):
@@ -967,8 +980,10 @@ class Run(Engine):
 
     async def _dismiss(self, crew: Crew) -> None:
         """End the members' nodes; report those whose agents went on."""
-        for attempt in await crew.close(CANCEL_S):
-            self._failures.append(self._abandoned(attempt.agent_id, attempt.subtask_id))
+        for reply in await crew.close(CANCEL_S):
+            for attempt in reply.abandoned:
+                self._failures.append(self._abandoned(attempt.agent_id, attempt.subtask_id))
+            self._account(usage_from_pb(reply.spent))
         if self._services.host is not None:
             self._services.host.nodes.detach(self)
 

@@ -310,14 +310,17 @@ class Engine(ABC):
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
 
-    async def _stop_all(self) -> None:
-        """Cancel what runs for this node; nothing of it goes on afterwards."""
+    async def _stop_work(self) -> None:
+        """Cancel what runs for this node; it can still tell others."""
         for name in list(self._timers):
             self._clear_timer(name)
         running = [*self._attempts.values(), *self._errands]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+    async def _hang_up(self) -> None:
+        """Tell nobody anything more."""
         if self._links is not None:
             with contextlib.suppress(Exception):
                 await self._links.close()

@@ -714,7 +714,7 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def Close(self, request: agent_pb2.CloseRequest, context: _ServicerContext) -> agent_pb2.CloseReply:
         del context
-        return agent_pb2.CloseReply(abandoned=await self._host.nodes.close_run(request.run_id, request.epoch))
+        return await self._host.nodes.close_run(request.run_id, request.epoch)
 
     async def _worker(self, agent_id: bytes, context: _ServicerContext) -> _Worker:
         try:

@@ -79,6 +79,7 @@ class Links:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._follows: dict[str, Callable[[], None]] = {}
         self._closed = False
+        self._held = False
 
     # -- the address book --------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class Links:
         self._wake(to)
 
     def _wake(self, to: str) -> None:
-        if to not in self._tasks:
+        if to not in self._tasks and not self._held:
             task = asyncio.get_running_loop().create_task(self._drain(to), name=f"pandacore outbox {to[:8]}")
             self._tasks[to] = task
             task.add_done_callback(lambda _: self._tasks.pop(to, None))
@@ -212,6 +213,12 @@ class Links:
             self._find(to)
         elif to not in self._faithful:
             self._lose(to)  # it is open no more: whatever it knew of the run is gone
+
+    def hold(self) -> None:
+        """Begin no more calls; what is for peers of this host still reaches them."""
+        self._held = True
+        for task in self._tasks.values():
+            task.cancel()
 
     def unsent(self, to: str) -> list[agent_pb2.NodeReport]:
         """The reports that are still to be told."""

@@ -130,16 +130,24 @@ class Member(Engine):
         """See ``Owner``."""
         self._tell(agent_pb2.NodeReport(broken=to_detail(error)))
 
-    async def close(self) -> list[agent_pb2.Attempt]:
-        """End at once; answers the attempts whose agent's code went on regardless."""
+    async def close(self) -> agent_pb2.CloseReply:
+        """End at once; answers the attempts whose agent's code went on, and what was spent untold."""
+        assert self._links is not None
         self._main.cancel()
         await asyncio.gather(self._main, return_exceptions=True)
-        await self._stop_all()
+        self._links.hold()
+        await self._stop_work()
+        spent = Usage()
+        for report in self._links.unsent(self._root):
+            for usage in (report.planned, report.event.completed.usage, report.event.failed.usage):
+                spent += usage_from_pb(usage)
+        await self._hang_up()
         state = agent_pb2.ATTEMPT_STATE_ABANDONED
-        return [
+        abandoned = [
             agent_pb2.Attempt(agent_id=self._worker.agent.id, subtask_id=s, attempt=n, state=state)
             for s, n in self.abandoned
         ]
+        return agent_pb2.CloseReply(abandoned=abandoned, spent=usage_to_pb(spent))
 
     # -- work ----------------------------------------------------------------------------------------
 
@@ -428,12 +436,14 @@ class Nodes:
         for name in self._by_run.get(run_id, ()):
             self._members[run_id, name].renew()
 
-    async def close_run(self, run_id: str, epoch: int) -> list[agent_pb2.Attempt]:
-        """End the run's nodes here; answers the attempts that could not be stopped."""
+    async def close_run(self, run_id: str, epoch: int) -> agent_pb2.CloseReply:
+        """End the run's nodes here; answers the attempts that could not be stopped, and what was spent."""
         here = [self._members[run_id, name] for name in self._by_run.get(run_id, ())]
         ended = [self._take(n.run_id, n.me) for n in here if n.epoch <= epoch]
-        left = await asyncio.gather(*(node.close() for node in ended if node is not None))
-        return [attempt for attempts in left for attempt in attempts]
+        replies = await asyncio.gather(*(node.close() for node in ended if node is not None))
+        spent = sum((usage_from_pb(r.spent) for r in replies), Usage())
+        abandoned = [attempt for r in replies for attempt in r.abandoned]
+        return agent_pb2.CloseReply(abandoned=abandoned, spent=usage_to_pb(spent))
 
     def end(self, run_id: str, name: str) -> None:
         """End one node, without waiting."""

@@ -476,7 +476,9 @@ class CloseRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class CloseReply(_message.Message):
-    __slots__ = ("abandoned",)
+    __slots__ = ("abandoned", "spent")
     ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
     abandoned: _containers.RepeatedCompositeFieldContainer[Attempt]
-    def __init__(self, abandoned: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+    spent: _model_pb2.Usage
+    def __init__(self, abandoned: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., spent: _Optional[_Union[_model_pb2.Usage, _Mapping]] = ...) -> None: ...
