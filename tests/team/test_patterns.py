@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -74,6 +73,12 @@ class Hosts:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+    def kill(self, pid: int) -> None:
+        """Kill a host, and be sure that it is dead."""
+        [process] = [p for p in self.processes if p.pid == pid]
+        process.kill()
+        process.wait()
 
     def ledger(self) -> list[tuple[str, int]]:
         """What was begun, in which process."""
@@ -147,7 +152,7 @@ async def test_a_killed_host_is_replaced_while_it_works(hosts: Hosts, pattern: s
     async with hosts.collective() as c:
         task = pc.Task("the task", plan=STEPS, idempotent=True, metadata={"seconds": "0.2"})
         run = c.start(task, pattern=pattern)
-        os.kill(await hosts.begun("two"), signal.SIGKILL)
+        hosts.kill(await hosts.begun("two"))
         result = await run.result()
         assert (result.output, result.failures) == (ANSWER, ())
         assert [step for step, _ in hosts.ledger()] == ["one", "two", "two", "three"], "a step ran again"
