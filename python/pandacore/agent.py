@@ -160,6 +160,17 @@ class Agent:
         """The id as ``did:key:z6Mk…``."""
         return self.key.did
 
+    def with_limits(self, *, concurrency: int | None = None, queue_limit: int | None = None) -> Agent:
+        """The same handler and names under other limits, with a key of its own."""
+        return Agent(
+            self.handler,
+            capabilities=self.capabilities,
+            name=self.name,
+            description=self.description,
+            concurrency=self.concurrency if concurrency is None else concurrency,
+            queue_limit=queue_limit,
+        )
+
     def __repr__(self) -> str:
         return f"<Agent {self.name!r} {', '.join(self.capabilities)} {self.did[:20]}…>"
 

@@ -115,7 +115,7 @@ def test_unreachable_server_exits_3(pandacore: Command, monkeypatch: pytest.Monk
     # Port 9 (discard) is not served; a connection is refused at once.
     monkeypatch.setenv("PANDACORE__MODEL__SPEC", "grpc://127.0.0.1:9")
     monkeypatch.setenv("PANDACORE__MODEL__RETRIES", "0")
-    done = pandacore("demo", "--question", "1")
+    done = pandacore("demo", "--hosts", "0", "--question", "1")
     assert done.code == Exit.UNREACHABLE
     assert "127.0.0.1:9" in done.err
     assert "hint: " in done.err
@@ -349,7 +349,7 @@ def test_key_is_never_printed(
         ("doctor", "--json"),
         ("--debug", "config", "show"),
         ("--debug", "doctor"),
-        ("--debug", "demo", "--question", "1"),
+        ("--debug", "demo", "--hosts", "0", "--question", "1"),
     ):
         done = pandacore(*arguments)
         assert CANARY not in done.out + done.err, arguments

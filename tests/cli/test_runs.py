@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def scripted(tmp_path: Path, body: str, **env: str) -> Iterator[str]:
 def test_demo_shows_the_team_the_plan_the_answer_and_the_evidence(pandacore: Command) -> None:
     done = pandacore("demo")
     assert done.code == Exit.OK, done.err
+    assert len(set(re.findall(r"process (\d+)", done.out))) == 3, "each member of this team has its own host"
+    assert str(os.getpid()) not in re.findall(r"process (\d+)", done.out)
     for words in (
         "question  ",
         "plan (by ",
@@ -83,7 +86,7 @@ def test_demo_shows_the_team_the_plan_the_answer_and_the_evidence(pandacore: Com
 
 
 def test_demo_as_json(pandacore: Command) -> None:
-    done = pandacore("demo", "--question", "2", "--json")
+    done = pandacore("demo", "--hosts", "0", "--question", "2", "--json")
     assert done.code == Exit.OK, done.err
     (row,) = done.objects
     assert row["right"] is True
@@ -96,22 +99,22 @@ def test_demo_as_json(pandacore: Command) -> None:
 
 
 def test_demo_answers_every_question_in_one_go(pandacore: Command) -> None:
-    done = pandacore("demo", "--all", "--json")
+    done = pandacore("demo", "--hosts", "0", "--all", "--json")
     assert done.code == Exit.OK, done.err
     assert len(done.objects) == len(pandacore("demo", "--list", "--json").objects) == 10
     assert sum(row["right"] for row in done.objects) >= 9
 
 
 def test_demo_takes_a_question_of_your_own(pandacore: Command) -> None:
-    done = pandacore("demo", "-q", "Who directed The Glass Harbour?", "--json")
+    done = pandacore("demo", "--hosts", "0", "-q", "Who directed The Glass Harbour?", "--json")
     assert done.objects[0]["answer"] == "Petra Lowell"
     assert "expected" not in done.objects[0]
 
 
 def test_planner_by_rules_needs_no_planning_call(pandacore: Command) -> None:
-    done = pandacore("demo", "--planner", "rules")
+    done = pandacore("demo", "--hosts", "0", "--planner", "rules")
     assert "plan (by user)" in done.out
-    assert pandacore("demo", "--planner", "guess").code == Exit.USAGE
+    assert pandacore("demo", "--hosts", "0", "--planner", "guess").code == Exit.USAGE
 
 
 def test_limits_of_the_team_come_from_the_settings(
@@ -129,7 +132,7 @@ def test_limits_of_the_team_come_from_the_settings(
     fitted = [_fitted(member, load()) for member in own]
     assert {(member.concurrency, member.queue_limit) for member in fitted} == {(1, 2)}
     assert [member.name for member in fitted] == [member.name for member in own]
-    assert pandacore("demo", "--question", "3").code == Exit.OK
+    assert pandacore("demo", "--hosts", "0", "--question", "3").code == Exit.OK
 
 
 def test_settings_of_a_file_reach_the_model_server(
@@ -140,7 +143,7 @@ def test_settings_of_a_file_reach_the_model_server(
     (tmp_path / "pandacore.toml").write_text(
         "[model]\nspec = 'openai:m'\nbase_url = 'http://127.0.0.1:9/v1'\nretries = 0\n"
     )
-    done = pandacore("demo")
+    done = pandacore("demo", "--hosts", "0")
     assert done.code == Exit.UNREACHABLE, done.err
     assert "127.0.0.1:9" in done.err
 
@@ -216,7 +219,7 @@ def test_reached_cap_is_named_with_its_value_and_how_to_raise_it(
     pandacore: Command, monkeypatch: pytest.MonkeyPatch, cap: str, value: str
 ) -> None:
     monkeypatch.setenv(f"PANDACORE__RUN__{cap}", value)
-    done = pandacore("demo", "--json")
+    done = pandacore("demo", "--hosts", "0", "--json")
     assert done.code == Exit.FAILED
     assert "BudgetExceeded" in done.err
     assert value in done.err
@@ -227,7 +230,7 @@ def test_reached_cap_is_named_with_its_value_and_how_to_raise_it(
 
 def test_reached_deadline_says_how_to_raise_it(pandacore: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PANDACORE__RUN__DEADLINE_S", "0.001")
-    done = pandacore("demo", "--json")
+    done = pandacore("demo", "--hosts", "0", "--json")
     assert done.code == Exit.FAILED
     assert "PANDACORE__RUN__DEADLINE_S" in done.err
     # Whether the run or a call inside it meets the deadline first is a race.
@@ -243,7 +246,7 @@ def test_model_that_goes_away_exits_3(
             os._exit(1)
     """
     with scripted(tmp_path, body) as spec:
-        done = pandacore("demo", "--model", spec, "--planner", "rules", "--json")
+        done = pandacore("demo", "--hosts", "0", "--model", spec, "--planner", "rules", "--json")
     assert done.code in {Exit.UNREACHABLE, Exit.FAILED}
     assert done.objects[0]["status"] == "failed"
     kinds = {failure["kind"] for failure in done.objects[0]["failures"]}
@@ -264,7 +267,7 @@ def test_key_in_a_model_error_is_never_printed(
     """
     with scripted(tmp_path, body) as spec:
         for arguments in ((), ("--json",), ("--debug",)):
-            done = pandacore("demo", "--model", spec, "--planner", "rules", *arguments)
+            done = pandacore("demo", "--hosts", "0", "--model", spec, "--planner", "rules", *arguments)
             assert done.code == Exit.FAILED
             assert "AuthenticationFailed" in done.err
             assert canary not in done.out + done.err
@@ -281,7 +284,7 @@ def test_ctrl_c_ends_a_run_with_130(tmp_path: Path) -> None:
     with (
         scripted(tmp_path, body) as spec,
         subprocess.Popen(
-            [*MODULE, "demo", "--model", spec, "--planner", "rules"],
+            [*MODULE, "demo", "--hosts", "0", "--model", spec, "--planner", "rules"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -24,6 +24,9 @@ def demo(
     model: str | None = typer.Option(
         None, "--model", metavar="SPEC", help="extractive, llama:NAME, openai:MODEL or grpc://host:port."
     ),
+    hosts: int = typer.Option(
+        3, "--hosts", min=0, max=4, help="Processes that the agents run in; 0: all in this one."
+    ),
     pattern: str = typer.Option("star", "--pattern", help="How the team works together."),
     planner: str = typer.Option("auto", "--planner", help="Who plans: auto, model or rules."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object per question."),
@@ -31,7 +34,8 @@ def demo(
     """Answer the built-in questions with a team of agents.
 
     The passages are about an invented country, so no model knows the answers by heart. Needs no key and no
-    server: the extractive model answers by quoting the passages.
+    server: the extractive model answers by quoting the passages. The agents run in several processes, which
+    find each other by gossip.
     """
     from pandacore.cli.questions import Asked, Ways, ask_all
     from pandacore.cli.runs import blocking
@@ -56,5 +60,5 @@ def demo(
         asked = [Asked(known[number - 1].question, known[number - 1].answer)]
     else:
         asked = [Asked(question)]
-    ways = Ways(pattern=pattern, model=model, planner=planner, as_json=as_json, brief=every)
+    ways = Ways(pattern=pattern, hosts=hosts, model=model, planner=planner, as_json=as_json, brief=every)
     raise typer.Exit(blocking(ask_all(asked, documents(), load(), ways)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from pandacore.task import Status, Task
 
 if TYPE_CHECKING:
     from pandacore.agent import Agent
+    from pandacore.collective import Collective
+    from pandacore.models.handle import ModelHandle
     from pandacore.models.types import Document
     from pandacore.task import Result
 
@@ -41,6 +44,8 @@ class Ways:
     model: str | None = None
     planner: str = "auto"
     seed: int | None = None
+    hosts: int = 0
+    """Host processes that the agents run in; 0: this one."""
     as_json: bool = False
     brief: bool = False
 
@@ -65,14 +70,20 @@ async def ask_all(
     right = 0
     # The model server takes a second to start; meanwhile this process loads what it needs itself.
     loading = asyncio.create_task(asyncio.to_thread(_load_runtime))
-    async with (
-        runs.model(settings, ways.model) as model,
-        Collective.local(model=model.client, journal=settings.paths.journal, seed=ways.seed) as collective,
-    ):
+    async with runs.model(settings, ways.model) as model, contextlib.AsyncExitStack() as stack:
+        begin = Collective.join if ways.hosts else Collective.local
+        collective = await stack.enter_async_context(
+            begin(model=model.client, journal=settings.paths.journal, seed=ways.seed)
+        )
         await loading
-        from pandacore.demo.agents import TEAM, question_plan
+        from pandacore.demo.agents import CAPABILITIES, TEAM, question_plan
 
-        collective.add(*(_fitted(Agent.of(member), settings) for member in TEAM))
+        places: dict[str, str] = {}
+        if ways.hosts:
+            places = await _start_hosts(collective, model, settings, ways, stack)
+            await collective.wait_for(*CAPABILITIES)
+        else:
+            collective.add(*(_fitted(Agent.of(member), settings) for member in TEAM))
         # The extractive model plans by the same rules; a generative one would spend tokens on it.
         by_rules = ways.planner == "rules" or (ways.planner == "auto" and await runs.generates(model))
         for asked in questions:
@@ -80,7 +91,7 @@ async def ask_all(
                 say(f"{style('question', 'bold')}  {clean(asked.text)}")
             plan = question_plan(asked.text) if by_rules else None
             task = Task(asked.text, documents=documents, plan=plan)
-            with runs.view(quiet=ways.as_json or ways.brief) as shown:
+            with runs.view(quiet=ways.as_json or ways.brief, places=places) as shown:
                 result = await runs.follow(
                     collective,
                     task,
@@ -93,7 +104,7 @@ async def ask_all(
             is_right = asked.expected is not None and _same(found.text, asked.expected)
             right += is_right
             if ways.as_json:
-                json_line(_as_json(asked, found, result, is_right))
+                json_line(_as_json(asked, found, result, is_right, places))
             else:
                 _print(asked, found, result, brief=ways.brief, is_right=is_right)
             code = runs.exit_code(result, settings)
@@ -114,22 +125,51 @@ def _load_runtime() -> None:
         importlib.import_module(f"pandacore.{name}")
 
 
-def _fitted(member: Agent, settings: Settings) -> Agent:
-    """Return the agent with the limits of the settings, where those give any."""
-    given = {
+async def _start_hosts(
+    collective: Collective,
+    model: ModelHandle,
+    settings: Settings,
+    ways: Ways,
+    stack: contextlib.AsyncExitStack,
+) -> dict[str, str]:
+    """Start processes that share the team among them; answers what to call each, by its host's id."""
+    from pandacore.demo.agents import TEAM
+    from pandacore.launchers import HostSpec, LocalLauncher
+
+    launcher = await stack.enter_async_context(LocalLauncher())
+    served = f"grpc://{model.process.address}" if model.process is not None else model.spec
+    names = [f"pandacore.demo.agents:{member.__name__}" for member in TEAM]
+    cuts = [number * len(names) // ways.hosts for number in range(ways.hosts + 1)]
+    hosts = await asyncio.gather(
+        *(
+            launcher.start(
+                HostSpec(
+                    collective.id,
+                    agents=tuple(names[cuts[number] : cuts[number + 1]]),
+                    limits=_limits(settings),
+                    model=served,
+                    seeds=(collective.seed_address.partition("/")[0],),
+                )
+            )
+            for number in range(ways.hosts)
+        )
+    )
+    return {host.did: f"process {host.pid}" for host in hosts}
+
+
+def _limits(settings: Settings) -> dict[str, int]:
+    """Return the limits of agents that the settings give, and not only by default."""
+    return {
         name: getattr(settings.agents, name)
         for name in ("concurrency", "queue_limit")
         if settings.origin(f"agents.{name}").source != "default"
     }
-    if not given:
-        return member
-    return type(member)(
-        member.handler,
-        capabilities=member.capabilities,
-        name=member.name,
-        description=member.description,
-        **{"concurrency": member.concurrency, **given},
-    )
+
+
+def _fitted(member: Agent, settings: Settings) -> Agent:
+    """Return the agent with the limits of the settings, where those give any."""
+    limits = _limits(settings)
+    return member.with_limits(**limits) if limits else member
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +205,9 @@ def _same(answer: str, expected: str) -> bool:
     return exact_match(answer, expected) == 1.0
 
 
-def _as_json(asked: Asked, found: _Answer, result: Result, is_right: bool) -> dict[str, object]:
+def _as_json(
+    asked: Asked, found: _Answer, result: Result, is_right: bool, places: Mapping[str, str]
+) -> dict[str, object]:
     row: dict[str, object] = {
         "question": asked.text,
         "answer": found.text,
@@ -180,7 +222,14 @@ def _as_json(asked: Asked, found: _Answer, result: Result, is_right: bool) -> di
         "usage": asdict(result.usage),
         "failures": [{**asdict(failure), "message": redact(failure.message)} for failure in result.failures],
         "team": [
-            {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why}
+            {
+                "name": m.name,
+                "did": m.did,
+                "capability": m.capability,
+                "why": m.why,
+                "address": m.address,
+                "place": runs.place_of(m, places),
+            }
             for m in result.team.members
         ],
         "plan": result.plan.to_dict()["subtasks"] if result.plan is not None else [],

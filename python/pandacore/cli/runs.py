@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pandacore.bench.text import columns, width
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pandacore.config import Settings
     from pandacore.models.handle import ModelHandle
     from pandacore.plan import Plan
-    from pandacore.task import Budget, Event, Failure, Result, Task, TeamView
+    from pandacore.task import Budget, Event, Failure, Member, Result, Task, TeamView
 
 __all__ = [
     "View",
@@ -38,6 +38,7 @@ __all__ = [
     "generates",
     "handle",
     "model",
+    "place_of",
     "share",
     "spec",
     "tail",
@@ -148,14 +149,26 @@ class View(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def view(*, quiet: bool = False) -> View:
-    """Return what fits the place: nothing when quiet, a live table on a terminal, otherwise lines."""
+def view(*, quiet: bool = False, places: Mapping[str, str] | None = None) -> View:
+    """Return what fits the place: nothing when quiet, a live table on a terminal, otherwise lines.
+
+    ``places`` says what to call hosts, by their ``did:key``; the team is then shown with them.
+    """
     if quiet:
         return _Nothing()
-    return _Live() if uses_terminal() else _Lines()
+    return _Live(places or {}) if uses_terminal() else _Lines(places or {})
+
+
+def place_of(member: Member, places: Mapping[str, str]) -> str:
+    """Return what the host of a member is called: its name in ``places``, or its plain address."""
+    did, _, address = member.address.rpartition("@")
+    return places.get(did, address)
 
 
 class _Nothing:
+    def __init__(self, places: Mapping[str, str] | None = None) -> None:
+        self._places = places or {}
+
     def event(self, event: Event) -> None:
         pass
 
@@ -176,7 +189,7 @@ class _Lines(_Nothing):
                 say(_plan_table(plan))
             case TeamFormed(_, _, _, team):
                 say("\nteam")
-                say(_team_table(team))
+                say(_team_table(team, self._places))
                 say("\nrun")
             case SubtaskStarted(_, ts, _, subtask_id, agent, attempt, capability, _):
                 again = f", attempt {attempt}" if attempt > 1 else ""
@@ -196,7 +209,8 @@ class _Lines(_Nothing):
 class _Live(_Nothing):
     """The plan as a table that changes in place; rich is imported only here."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Mapping[str, str] | None = None) -> None:
+        super().__init__(places)
         from rich.console import Console
         from rich.live import Live
 
@@ -216,7 +230,7 @@ class _Live(_Nothing):
                     self._rows[subtask.id] = [subtask.id, subtask.capability, "", "waiting", "", ""]
             case TeamFormed(_, _, _, team):
                 say(f"\n{style('team', 'bold')}")
-                say(_team_table(team))
+                say(_team_table(team, self._places))
                 say()
                 self._live.start()
                 self._on = True
@@ -275,8 +289,12 @@ def _plan_table(plan: Plan) -> str:
     return _indented(columns(("", "capability", "after", "instruction"), rows))
 
 
-def _team_table(team: TeamView) -> str:
+def _team_table(team: TeamView, places: Mapping[str, str]) -> str:
     rows = [(_short(m.name), m.capability, _short(m.why)) for m in team.members]
+    if places:
+        where = [place_of(m, places) for m in team.members]
+        placed = [(name, at, *rest) for (name, *rest), at in zip(rows, where, strict=True)]
+        return _indented(columns(("agent", "runs in", "capability", "why chosen"), placed))
     return _indented(columns(("agent", "capability", "why chosen"), rows))
 
 

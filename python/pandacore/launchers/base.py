@@ -27,6 +27,8 @@ class HostSpec:
     agents, standby : tuple of str
         Agents that it runs, or starts when somebody asks for them, as ``package.module`` or
         ``package.module:name``. They are announced before :meth:`Launcher.start` returns.
+    limits : mapping of str to int
+        ``concurrency`` and ``queue_limit`` of its agents, where not their own.
     model : str, optional
         What its agents' ``ctx.model`` uses; see ``Collective.local``.
     key : KeyPair, optional
@@ -44,6 +46,7 @@ class HostSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     agents: tuple[str, ...] = ()
     standby: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
     model: str | None = None
     key: KeyPair | None = None
     seeds: tuple[str, ...] = ()

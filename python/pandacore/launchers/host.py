@@ -65,7 +65,7 @@ async def _open(spec: dict[str, Any]) -> AsyncIterator[Node]:
             await node.join()
             yield node
         return
-    from pandacore.agent import agents_of
+    from pandacore.agent import Agent, agents_of
     from pandacore.collective import Collective
 
     agents = [agent for place in spec["agents"] for agent in agents_of(place)]
@@ -78,7 +78,8 @@ async def _open(spec: dict[str, Any]) -> AsyncIterator[Node]:
         state_dir=spec["state_dir"],
         model=spec["model"],
     ) as c:
-        c.add(*agents)
+        limits = spec["limits"]
+        c.add(*(Agent.of(agent).with_limits(**limits) for agent in agents) if limits else agents)
         c.standby(*standby)
         yield c.node
 

@@ -54,6 +54,7 @@ class LocalLauncher:
             "arguments": dict(spec.arguments),
             "agents": spec.agents,
             "standby": spec.standby,
+            "limits": dict(spec.limits),
             "model": spec.model,
         }
         with self._log(number).open("wb") as log:
