@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pandacore.team.meaning import FoundAgent, Meaning
     from pandacore.team.presence import Joining, OnRequest, Presence
     from pandacore.team.vetting import Verdict, Vetting
-    from pandacore.trust import KeyPair, TrustedSet, TrustStore
+    from pandacore.trust import Certificate, KeyPair, Revocation, TrustedSet, TrustStore
 
 __all__ = ["Collective", "SyncCollective"]
 
@@ -717,10 +717,13 @@ class Collective:
             Some are missing after ``timeout_s``; they are named.
         """
         self._require_open()
-        registry = self._open_services().directory.registry
+        directory = self._open_services().directory
+        registry = directory.registry
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             self._changed.clear()
+            if directory.vetting is not None:
+                directory.vetting.refresh()
             missing = [name for name in capabilities if not registry.available(name)]
             if not missing:
                 return
@@ -733,6 +736,28 @@ class Collective:
                     hint="start a host whose agents have these capabilities",
                 ) from None
             self._require_open()
+
+    def publish(self, *statements: Certificate | Revocation) -> None:
+        """Take certificates and revocations in, and spread them to all hosts.
+
+        Every host verifies them by itself, and they count where a trust store is in use
+        (``join(trust=…)``). What this host published is gone from the collective when it has left for long.
+
+        Raises
+        ------
+        RefusedStatement
+            This host's own trust store refuses one; none was spread.
+        """
+        from pandacore.trust import TrustStore
+
+        node = self.node
+        spec = self._trust_spec
+        store = spec if spec is None or isinstance(spec, TrustStore) else spec.store
+        if store is not None:
+            for statement in statements:
+                with contextlib.suppress(errors.DuplicateStatement):
+                    store.ingest(statement)
+        node.publish_certificates(*(statement.record for statement in statements))
 
     def standby(self, *agents: object, limit: int = 1) -> None:
         """Name marked functions or classes that are started only when a team lacks what they can do.

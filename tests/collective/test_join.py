@@ -221,8 +221,9 @@ async def test_two_collectives_in_one_process_stay_apart() -> None:
         await b.wait_for("text.lower")
         assert (await a.run(pc.Task("Ab", capabilities=["text.upper"]))).output == "AB"
         assert (await b.run(pc.Task("Ab", capabilities=["text.lower"]))).output == "ab"
-        assert [x.name for x in a.all_agents()] == ["upper"]
-        assert [x.name for x in b.all_agents()] == ["lower"]
+        # An own agent can be worked with at once, and is announced a moment later.
+        await until(lambda: [x.name for x in a.all_agents()] == ["upper"])
+        await until(lambda: [x.name for x in b.all_agents()] == ["lower"])
         with pytest.raises(errors.CallRefused):
             await a.attach(b.address)
 

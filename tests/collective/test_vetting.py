@@ -81,6 +81,30 @@ async def test_only_accepted_agents_get_work(store: TrustStore) -> None:
         assert (refused.eligible, refused.reason) == (False, "not trusted: unknown")
 
 
+async def test_certificates_and_revocations_of_other_hosts_decide_who_gets_work(store: TrustStore) -> None:
+    key = KeyPair.from_seed(b"i" * 32)
+    made = certify(TrustStore(GENESIS, now_s=NOW_S, policy=TrustPolicy.strict()), key)
+    home = GENESIS.collective_id
+    task = pc.Task("go", capabilities=["work"])
+    async with (
+        pc.Collective.join(collective=home, trust=store, clock=Clock()) as a,
+        pc.Collective.join(a.seed_address) as b,
+    ):
+        b.add(named("insider", lambda _: "in", key))
+        async with asyncio.timeout(10):
+            while not a.all_agents():
+                await asyncio.sleep(0.01)
+        assert (await a.run(task)).failures[0].kind == "NoTeam", "nobody vouches for it yet"
+        b.publish(*made)
+        await a.wait_for("work", timeout_s=10)
+        assert (await a.run(task)).output == "in"
+        b.publish(*(Revocation.of(c, f, at=NOW_S) for f, c in zip(FOUNDERS, made, strict=True)))
+        async with asyncio.timeout(10):
+            while a.explain(key.public).eligible:
+                await asyncio.sleep(0.01)
+        assert (await a.run(task)).failures[0].kind == "NoTeam"
+
+
 def _public(key: KeyPair) -> bytes:
     return key.public
 

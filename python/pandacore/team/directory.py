@@ -268,7 +268,8 @@ class SharedDirectory(Directory):
     def refresh(self) -> tuple[int, Changes | None]:
         """Bring the registry up to date. Answers how many agents changed, and what to :meth:`learn`."""
         fed = self._node.feed(self._registry)
-        if not fed or len(self._registry) > MAX_SEARCHED:
+        # Certificates come and go without any agent that changes.
+        if (not fed and self.vetting is None) or len(self._registry) > MAX_SEARCHED:
             return fed, None
         changes = self._node.changes(self._seen)
         self._seen = changes.version
@@ -286,6 +287,8 @@ class SharedDirectory(Directory):
                 self.meaning.add(_entry(found))
                 if self.vetting is not None:
                     self.vetting.follow(found.agent)
+        if self.vetting is not None and changes is not None:
+            self.vetting.ingest(changes.certificates)
         # The feed wrote what they announced, which is older.
         self._stale |= self._pending.keys() | self._reported.keys()
 

@@ -287,7 +287,7 @@ class Presence:
     async def _refresh(self) -> None:
         async with self._refreshing:
             fed, changes = await asyncio.to_thread(self._directory.refresh)
-            if fed:
+            if fed or changes is not None:
                 self._directory.learn(changes)
 
     async def _follow(self) -> None:

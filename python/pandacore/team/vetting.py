@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pandacore.registry import Registry
     from pandacore.reputation import Reputation, Standing
@@ -105,6 +105,14 @@ class Vetting:
         self._slots.pop(agent_id, None)
         self._nodes.pop(agent_id, None)
         self._version = None
+
+    def ingest(self, records: Sequence[bytes]) -> None:
+        """Certificates and revocations that came from other hosts; those that are refused change nothing."""
+        if self._trusted is None or not records:
+            return
+        refusals = self._trusted.store.ingest_many(records)
+        if refused := sum(r is not None for r in refusals):
+            logger.debug("%d of %d statements of other hosts were refused", refused, len(refusals))
 
     def refresh(self) -> None:
         """Bring the flags up to date with certificates, the time, and outcomes. Cheap if nothing changed."""
