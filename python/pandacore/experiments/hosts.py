@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from pandacore.errors import ConnectionLost, PandacoreError
 __all__ = ["Hosts"]
 
 _READY_S = 60.0
+_TRIES = 5
 
 
 class Hosts:
@@ -53,10 +53,20 @@ class Hosts:
         """Where the processes serve, dead ones included."""
 
     async def fill(self, count: int) -> None:
-        """Start as many as are missing to ``count`` running ones."""
-        self._processes = [p for p in self._processes if p.returncode is None]
-        missing = count - len(self._processes)
-        await asyncio.gather(*(self._start() for _ in range(missing)))
+        """Start as many as are missing to ``count`` running ones.
+
+        Raises
+        ------
+        ConnectionLost
+            Hosts keep dying before they have joined.
+        """
+        for _ in range(_TRIES):
+            self._processes = [p for p in self._processes if p.returncode is None]
+            missing = count - len(self._processes)
+            if missing <= 0:
+                return
+            await asyncio.gather(*(self._start() for _ in range(missing)))
+        raise ConnectionLost("hosts keep dying before they have joined", hint="see what they write")
 
     async def _start(self) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -74,9 +84,13 @@ class Hosts:
             raise ConnectionLost(
                 "the host process ended before it was ready", hint="run python -m pandacore.team.serve"
             ) from error
-        self.addresses.append(address)
-        with contextlib.suppress(PandacoreError):  # it may have been killed meanwhile
+        try:
             await self._collective.attach(address)
+        except PandacoreError:  # too slow, or killed meanwhile: not one of those that run
+            process.kill()
+            await process.wait()
+            return
+        self.addresses.append(address)
 
     def running(self) -> list[int]:
         """The ids of the processes that run."""

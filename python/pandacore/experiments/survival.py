@@ -60,6 +60,7 @@ class _Answered:
     wall_s: float
     log: Sequence[Mapping[str, Any]]
     faulty: int | None
+    failure: str
 
 
 def crashes(experiment: Experiment) -> None:
@@ -126,6 +127,8 @@ def _both(
                 _answer_all(rows, pattern, options["model"], disturb if kind == "disturbed" else None)
             )
             found[kind] = answered
+            for failed in filter(None, (a.failure for a in answered)):
+                experiment.note(f"{pattern}: {failed}")
             told: dict[str, Any] = {"pattern": pattern, "run": kind, "data": data, "rows": len(rows)}
             experiment.emit("completion_rate", sum(a.completed for a in answered) / len(rows), **told)
             for name in ("em", "f1"):
@@ -195,6 +198,7 @@ class _Study:
             result.wall_s,
             [json.loads(line) for line in lines],
             int(faulty.read_text()) if faulty.exists() else None,
+            "" if result.ok else f"{row.id}: {result.failures[0]}",
         )
 
 
