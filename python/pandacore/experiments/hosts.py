@@ -49,6 +49,7 @@ class Hosts:
         self._arguments = [module, "--replicas", str(replicas), *(["--model", model] if model else [])]
         self._environment = {**os.environ, **(environment or {})}
         self._processes: list[asyncio.subprocess.Process] = []
+        self._served: dict[int, str] = {}
         self.addresses: list[str] = []
         """Where the processes serve, dead ones included."""
 
@@ -61,7 +62,7 @@ class Hosts:
             Hosts keep dying before they have joined.
         """
         for _ in range(_TRIES):
-            self._processes = [p for p in self._processes if p.returncode is None]
+            self._drop()
             missing = count - len(self._processes)
             if missing <= 0:
                 return
@@ -90,7 +91,18 @@ class Hosts:
             process.kill()
             await process.wait()
             return
+        self._served[process.pid] = address
         self.addresses.append(address)
+
+    def _drop(self) -> None:
+        """Forget what ended, and end what was so slow that the collective holds it for dead."""
+        directory = self._collective._open_services().directory
+        for process in self._processes:
+            if process.returncode is None and not directory.at(self._served[process.pid]):
+                process.kill()
+        self._processes = [
+            p for p in self._processes if p.returncode is None and directory.at(self._served[p.pid])
+        ]
 
     def running(self) -> list[int]:
         """The ids of the processes that run."""
