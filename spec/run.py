@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Run:
-    """One configuration. ``distinct``: the states it must have; ``breaks``: what the planted bug violates."""
+    """One configuration; ``distinct`` and ``depth``: what it must have; ``breaks``: what its bug violates."""
 
     module: str
     constants: dict[str, str]
@@ -28,6 +28,7 @@ class Run:
     properties: tuple[str, ...] = ()
     live: bool = False
     distinct: int | None = None
+    depth: int | None = None
     breaks: str = ""
     long: bool = False
 
@@ -106,10 +107,13 @@ def _constants(names: str, values: str) -> dict[str, str]:
     return dict(zip(names.split(), values.split(), strict=True))
 
 
+_TEAM = "Count Known Reachable MaxCrash MaxSuspect MaxLoss MaxRepeat MaxFaulty"
 _SWAP = "MaxCrash MaxSuspect MaxFaulty MaxLoss Spares Bug"
 _CHAIN = "MaxCrash MaxSuspect MaxLoss MaxGen RootTimer Bug"
 _STAR = "MaxEpoch MaxCrash MaxSuspect MaxLoss Count Bug"
 _MESH = "MaxEpoch MaxCrash MaxSuspect Certified Bug"
+_T = ("A1", "A2", "S1", "S2", "Order")
+_TP = ("S3", "S5", "FaultyNever")
 _S = ("S1", "S2", "Order")
 _SP = ("S3", "S4", "FaultyNever")
 _C = ("C1", "C4")
@@ -118,7 +122,35 @@ _F = ("ExactlyOnce", "OneLeader")
 _FP = ("S3", "Epochs")
 _END = ("Ends",)
 
+
+def _team_runs() -> list[Run]:
+    """The configurations that the Rust tests exhaust as well; the first also for liveness."""
+
+    def agents(text: str) -> str:
+        return f"{{{'' if text == '-' else text}}}"
+
+    runs = []
+    for line in (HERE / "team_machine.counts").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        name, count, known, reachable, *faults, distinct, depth = line.split()
+        constants = dict(zip(_TEAM.split(), [count, agents(known), agents(reachable), *faults], strict=True))
+        run = Run(
+            "TeamMachine",
+            {**constants, "Bug": '"none"'},
+            _T,
+            (*_TP, *(() if runs else _END)),
+            live=not runs,
+            distinct=int(distinct),
+            depth=int(depth),
+            long=name in {"suspicion-and-loss", "two-crashes"},
+        )
+        runs.append(run)
+    return runs
+
+
 RUNS: list[Run] = [
+    *_team_runs(),
     Run(
         "AssemblySwap", _constants(_SWAP, '1 0 0 0 {"z"} "none"'), _S, (*_SP, *_END), live=True, distinct=4504
     ),
@@ -139,6 +171,20 @@ RUNS: list[Run] = [
 """Configurations that must hold."""
 
 BUGS: list[Run] = [
+    Run(
+        "TeamMachine",
+        _constants(f"{_TEAM} Bug", '2 {0,1,2} {} 0 1 0 0 0 "keep_assignment"'),
+        _T,
+        _TP,
+        breaks="S1",
+    ),
+    Run(
+        "TeamMachine",
+        _constants(f"{_TEAM} Bug", '2 {0,1,2} {} 0 0 0 0 1 "accept_faulty"'),
+        _T,
+        _TP,
+        breaks="FaultyNever",
+    ),
     Run("AssemblySwap", _constants(_SWAP, '0 0 1 0 {"z"} "accept_faulty"'), _S, _SP, breaks="FaultyNever"),
     Run("AssemblySwap", _constants(_SWAP, '1 0 0 0 {"z"} "keep_assignment"'), _S, _SP, breaks="S1"),
     Run(

@@ -39,6 +39,15 @@ def test_every_specification_has_a_run_that_must_hold_and_a_bug_that_must_be_fou
         assert bugs, f"{path.name} has no planted bug"
 
 
+def test_the_specification_of_the_team_machine_is_compared_with_the_code() -> None:
+    """Both sides read one table; `the_specification_has_the_same_states` is the Rust half."""
+    compared = [r for r in SHORT if r.module == "TeamMachine"]
+    assert len(compared) >= 3
+    assert all(r.distinct and r.depth for r in compared)
+    rust = (ROOT / "rust" / "matching" / "tests" / "team_machine.rs").read_text(encoding="utf-8")
+    assert 'include_str!("../../../spec/team_machine.counts")' in rust
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "TLC runs here")
 @pytest.mark.parametrize("run", SHORT, ids=lambda r: r.name)
@@ -47,6 +56,7 @@ def test_the_protocol_holds(run: Any) -> None:
     assert outcome.ok, outcome.text[-4000:]
     # A changed specification is a decision: its number of states says that it was made on purpose.
     assert run.distinct is None or outcome.distinct == run.distinct
+    assert run.depth is None or outcome.depth == run.depth
 
 
 @pytest.mark.slow

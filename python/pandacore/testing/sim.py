@@ -290,9 +290,9 @@ class SimNetwork:
         """
         events = 0
         while self._agenda and (drain or not self._over()):
+            if self._agenda[0][0] > until_s or events >= max_events:
+                break  # what is left happens when the run goes on
             at, _, kind, args = heapq.heappop(self._agenda)
-            if at > until_s or events >= max_events:
-                break
             self.now = at
             events += 1
             getattr(self, f"_do_{kind}")(*args)
