@@ -124,7 +124,7 @@ _END = ("Ends",)
 
 
 def _team_runs() -> list[Run]:
-    """The configurations that the Rust tests exhaust as well; the first also for liveness."""
+    """The configurations that the Rust tests exhaust as well."""
 
     def agents(text: str) -> str:
         return f"{{{'' if text == '-' else text}}}"
@@ -139,8 +139,7 @@ def _team_runs() -> list[Run]:
             "TeamMachine",
             {**constants, "Bug": '"none"'},
             _T,
-            (*_TP, *(() if runs else _END)),
-            live=not runs,
+            _TP,
             distinct=int(distinct),
             depth=int(depth),
             long=name in {"suspicion-and-loss", "two-crashes"},
@@ -151,6 +150,13 @@ def _team_runs() -> list[Run]:
 
 RUNS: list[Run] = [
     *_team_runs(),
+    Run(
+        "TeamMachine",
+        _constants(f"{_TEAM} Bug", '1 {0,1} {} 0 0 1 0 0 "none"'),
+        _T,
+        (*_TP, *_END),
+        live=True,
+    ),
     Run(
         "AssemblySwap", _constants(_SWAP, '1 0 0 0 {"z"} "none"'), _S, (*_SP, *_END), live=True, distinct=4504
     ),

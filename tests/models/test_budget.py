@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pandacore.errors import BudgetExceeded, ConfigError, StateError
-from pandacore.models.budget import Budget, TokenLedger
+from pandacore.models.budget import TokenLedger
 
 
 def test_reserve_refuses_before_anything_is_spent() -> None:
-    ledger = Budget(tokens=100).open()
+    ledger = TokenLedger(100)
     ledger.reserve(60).settle(50)
     with pytest.raises(BudgetExceeded) as caught:
         ledger.reserve(51)
@@ -48,7 +48,7 @@ def test_child_counts_against_its_parent_and_cannot_be_larger() -> None:
 
 
 def test_no_cap_still_counts() -> None:
-    ledger = Budget().open()
+    ledger = TokenLedger(None)
     ledger.reserve(10**9).settle(7)
     assert (ledger.used, ledger.remaining) == (7, None)
 
@@ -66,7 +66,7 @@ def test_reservation_is_settled_once_and_released_on_exit() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    for make in (lambda: TokenLedger(-1), lambda: Budget(-1), lambda: TokenLedger(1).reserve(-1)):
+    for make in (lambda: TokenLedger(-1), lambda: TokenLedger(1).reserve(-1)):
         with pytest.raises(ConfigError):
             make()
 

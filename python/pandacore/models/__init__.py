@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pandacore.models.budget import Budget, Reservation, TokenLedger
+    from pandacore.models.budget import Reservation, TokenLedger
     from pandacore.models.client import ModelClient, ModelClientConfig
     from pandacore.models.embedders import Embedder, HashingEmbedder, ModelEmbedder
     from pandacore.models.handle import ModelHandle, connect
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "budget": ("Budget", "Reservation", "TokenLedger"),
+    "budget": ("Reservation", "TokenLedger"),
     "client": ("ModelClient", "ModelClientConfig"),
     "handle": ("ModelHandle", "connect"),
     "embedders": ("Embedder", "HashingEmbedder", "ModelEmbedder"),
@@ -65,7 +65,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
 _WHERE: Final = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Budget",
     "ChatDelta",
     "ChatRequest",
     "ChatResult",

@@ -11,7 +11,7 @@ from pandacore.planted import PLANTED
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Budget", "Reservation", "TokenLedger"]
+__all__ = ["Reservation", "TokenLedger"]
 
 _LOCK: Final = Lock()
 """One lock for all ledgers: a reservation walks a chain of parents, and the work under it is a few sums."""
@@ -170,21 +170,3 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
-
-
-class Budget:
-    """Caps to give to a run; `open` makes the ledger that counts against them."""
-
-    __slots__ = ("tokens",)
-
-    def __init__(self, tokens: int | None = None) -> None:
-        if tokens is not None and tokens < 0:
-            raise ConfigError(f"tokens is {tokens}", where="Budget.tokens", hint="use 0 or more")
-        self.tokens = tokens
-
-    def open(self, *, name: str = "budget") -> TokenLedger:
-        """A fresh ledger with this budget's cap."""
-        return TokenLedger(self.tokens, name=name)
-
-    def __repr__(self) -> str:
-        return f"Budget(tokens={self.tokens})"

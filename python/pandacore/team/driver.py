@@ -44,6 +44,7 @@ from pandacore.task import (
     new_id,
 )
 from pandacore.team.client import Completed, Progress, Started, SubtaskError
+from pandacore.team.contract import check_contracts
 from pandacore.team.crew import Crew
 from pandacore.team.engine import FAILOVER, Engine, build
 from pandacore.team.links import Links
@@ -302,6 +303,7 @@ class Run(Engine):
         if self._votes and self._source in ("model", "rule"):
             self._drafted = self._source == "model"  # the members make the plan; this one says who is needed
         else:
+            check_contracts(plan, self.task.contracts)
             self._plan = plan
         self._mark("plan")
         if self._plan is not None:
@@ -313,7 +315,13 @@ class Run(Engine):
             machine = self._make_machine()  # its team is the one it had
             self._team = self._team_of(machine.peers)
         else:
-            formed = await self._services.assembler.form(required, self.id)
+            try:
+                formed = await self._services.assembler.form(required, self.id)
+            except errors.NoTeam as error:
+                lacks = (n for n, s in enumerate(plan.subtasks) if s.capability in error.missing)
+                if error.where is None and (index := next(lacks, None)) is not None:
+                    error.where = f"$.subtasks[{index}].capability"
+                raise
             members = tuple(_with_match(m, matches) for m in formed.members)
             self._team = TeamView(members, formed.mode, matches)
         self._mark("assemble")
