@@ -156,6 +156,8 @@ RUNS: list[Run] = [
         _T,
         (*_TP, *_END),
         live=True,
+        distinct=80,
+        long=True,
     ),
     Run(
         "AssemblySwap", _constants(_SWAP, '1 0 0 0 {"z"} "none"'), _S, (*_SP, *_END), live=True, distinct=4504
