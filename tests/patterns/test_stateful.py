@@ -90,6 +90,16 @@ class TeamUnderFaults(RuleBasedStateMachine):
             self.world.check(self.net, self.net.run(until_s=self.net.now + 900))
 
 
+def of(world: Any) -> type[TeamUnderFaults]:
+    """The machine for one world."""
+
+    class OfWorld(TeamUnderFaults):
+        def __init__(self) -> None:
+            super().__init__(world)
+
+    return OfWorld
+
+
 WORLDS = [
     ("star", {"limits": Limits(retransmit_s=0.5, patience_s=2.0)}),
     ("star", {"stand_ins": ()}),
@@ -104,7 +114,7 @@ NAMES = ["star with stand-ins", "star alone", "chain", "mesh", "certified mesh"]
 def test_invariants_hold_whatever_happens(
     worlds: dict[str, Any], pattern: str, options: dict[str, Any]
 ) -> None:
-    run_state_machine_as_test(lambda: TeamUnderFaults(worlds[pattern](**options)), settings=QUICK)
+    run_state_machine_as_test(of(worlds[pattern](**options)), settings=QUICK)
 
 
 @pytest.mark.soak
@@ -112,4 +122,4 @@ def test_invariants_hold_whatever_happens(
 def test_invariants_hold_whatever_happens_for_long(
     worlds: dict[str, Any], pattern: str, options: dict[str, Any]
 ) -> None:
-    run_state_machine_as_test(lambda: TeamUnderFaults(worlds[pattern](**options)), settings=DEEP)
+    run_state_machine_as_test(of(worlds[pattern](**options)), settings=DEEP)
