@@ -11,6 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := VIRTUAL_ENV=$(CURDIR)/$(VENV) UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(BIN)/uv
 STAMP := .make
+# `make soak`: seconds of mutated frames of each kind for the decoders, and seeds of random faults for the hosts.
+FUZZ_SECONDS ?= 600
+SIM_SEEDS ?= 10000
 RUST := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 .PHONY: help demo test check bench soak mutants proto fmt docs clean
@@ -32,6 +35,8 @@ bench: $(STAMP)/dev ## run every benchmark against its peers (release build, 10^
 	do $(BIN)/pandacore bench $$name --agents 1000000 --json; done
 
 soak: $(STAMP)/dev ## the long tests: minutes, not part of `make test`
+	@PANDACORE_FUZZ_SECONDS=$(FUZZ_SECONDS) PANDACORE_SIM_SEEDS=$(SIM_SEEDS) \
+	  cargo test --release --locked -q -p pandacore-gossip --test fuzz --test sim
 	@$(BIN)/python -m pytest -m soak --override-ini 'addopts=-ra --import-mode=importlib -p pandacore.testing.fixtures'
 
 mutants: $(STAMP)/dev ## plant each fault of the recovery code: the tests must notice every one

@@ -812,7 +812,7 @@ class Collective:
 
         Raises
         ------
-        StateError, ForkedHandle
+        StateError, ForkError
             The collective is not open, or belongs to another loop or process.
         Overloaded
             More than 10,000 runs wait already.
@@ -1018,7 +1018,7 @@ class Collective:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise errors.ForkedHandle(
+            raise errors.ForkError(
                 f"the collective belongs to process {self._pid}, this is its fork {os.getpid()}",
                 hint="create a collective of its own in the child",
             )

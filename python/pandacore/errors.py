@@ -26,7 +26,7 @@ __all__ = [
     "DuplicateStatement",
     "Expired",
     "ForeignCollective",
-    "ForkedHandle",
+    "ForkError",
     "ImpossibleReport",
     "IncompatibleJournal",
     "InvalidKey",
@@ -178,7 +178,7 @@ class StateError(PandacoreError, RuntimeError):
     """The object is not in a state that allows the call: not started, closed, or half failed."""
 
 
-class ForkedHandle(StateError):
+class ForkError(StateError):
     """The object was created before a ``fork``; the child process must create its own."""
 
 

@@ -123,7 +123,8 @@ class Announcement:
     proof : bytes, length 64, optional
         `hosting_proof`. Looked at when two hosts claim the agent, and by `Node.agreed`.
     not_after : int
-        Last second of validity by the wall clock; 0: no end.
+        Last second of validity by the wall clock; 0: no end. Five minutes later, since clocks differ, the
+        agent does not count any more: it is in no list, no registry and no `Changes` except as removed.
     """
 
     agent: bytes

@@ -141,7 +141,7 @@ class Journal:
         StorageFull, JournalCorrupt
             It could not be written; nothing of it is in the log. After ``StorageFull`` a later call tries
             again.
-        StateError, ForkedHandle
+        StateError, ForkError
             The journal is closed, or belongs to another process.
         """
         loop = asyncio.get_running_loop()
@@ -179,7 +179,7 @@ class Journal:
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise errors.ForkedHandle(
+            raise errors.ForkError(
                 f"the journal {self.path} belongs to process {self._pid}",
                 hint="open a journal of its own in the child",
             )

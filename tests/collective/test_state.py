@@ -96,7 +96,7 @@ with pc.Collective.local() as c:
         code = 9
         try:
             c.run("child")
-        except errors.ForkedHandle as error:
+        except errors.ForkError as error:
             code = 0 if error.hint else 8
         except BaseException:
             code = 7

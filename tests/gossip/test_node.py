@@ -188,6 +188,24 @@ async def test_two_collectives_in_one_process_do_not_meet() -> None:
         assert b.agents()[0].agent == agent(2)
 
 
+async def test_an_announcement_past_its_validity_is_not_live_and_leaves_the_registry() -> None:
+    registry, now = Registry(seed=1), int(time.time())
+    async with Node.start(key(1), HOME) as first, Node.start(key(2), HOME, seeds=[first.address]) as second:
+        await second.join(10)
+        # Clocks may differ by five minutes: one is over, one is about to be, one has an hour.
+        second.announce(
+            Announcement(agent(1), ["a"], not_after=now - 310),
+            Announcement(agent(2), ["a"], not_after=now - 300 + 4),
+            Announcement(agent(3), ["a"], not_after=now + 3600),
+        )
+        await until(first, lambda: first.agent(agent(3)) is not None)
+        assert first.agent(agent(1)) is None
+        await until(first, lambda: [e.agent for e in first.agents()] == [agent(3)])
+        await until(first, lambda: first.feed(registry) >= 0 and len(registry) == 1)
+        second.announce(Announcement(agent(2), ["a"]))
+        await until(first, lambda: first.feed(registry) >= 0 and len(registry) == 2)
+
+
 async def test_the_agents_agreement_is_checked() -> None:
     worker = key(7)
     async with Node.start(key(1), HOME) as node:
@@ -244,7 +262,7 @@ def test_a_fork_gets_an_error_and_no_hang() -> None:
     if child == 0:
         try:
             node.members()
-        except errors.ForkedHandle as error:
+        except errors.ForkError as error:
             os.write(write, str(error).encode())
         finally:
             os._exit(0)

@@ -471,7 +471,7 @@ async def test_fc_60_client_in_a_forked_child_fails_at_once_and_the_parent_goes_
                 process.kill()
                 process.join()
 
-        assert await asyncio.to_thread(run) == ["ForkedHandle"] * 3
+        assert await asyncio.to_thread(run) == ["ForkError"] * 3
         assert (await model.client.chat(ask())).text == "two"
         here.close()
         there.close()

@@ -22,7 +22,7 @@ from pandacore.errors import (
     CircuitOpen,
     ConfigError,
     DeadlineExceeded,
-    ForkedHandle,
+    ForkError,
     InvalidOutput,
     ModelError,
     ModelNotFound,
@@ -465,7 +465,7 @@ class ModelClient:
 
     def _own_process(self) -> None:
         if os.getpid() != self._pid:
-            raise ForkedHandle(
+            raise ForkError(
                 f"this client was made in process {self._pid}, and this is its child {os.getpid()}",
                 where=self.target,
                 hint="make a new client after the fork, or start processes with 'spawn'",

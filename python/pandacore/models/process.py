@@ -21,7 +21,7 @@ from typing import IO, Any, Final, Self
 
 from pandacore import errors
 from pandacore.config import redact
-from pandacore.errors import ConfigError, ForkedHandle, ModelUnavailable, PandacoreError
+from pandacore.errors import ConfigError, ForkError, ModelUnavailable, PandacoreError
 from pandacore.models.limits import forget_endpoint
 
 __all__ = ["ModelProcess", "ServerSpec", "spawn"]
@@ -143,7 +143,7 @@ class ModelProcess:
     def close(self, grace_s: float = 5.0) -> None:
         """End the child: ask, wait ``grace_s`` seconds, then kill. Safe to call twice."""
         if os.getpid() != self._pid:
-            raise ForkedHandle(
+            raise ForkError(
                 "the model server belongs to the parent process", hint="start another after the fork"
             )
         _living.discard(self)

@@ -111,6 +111,12 @@ impl<'a> Announcement<'a> {
             .map_err(|_| BadAnnouncement::Malformed)
     }
 
+    /// The last second of validity that a payload states; 0 where there is none.
+    pub(crate) fn end_of(payload: &[u8]) -> u64 {
+        // The first three fields.
+        postcard::take_from_bytes::<(u64, Sig, u64)>(payload).map_or(0, |((_, _, end), _)| end)
+    }
+
     /// Names of its capabilities; a malformed one ends them.
     pub fn capabilities(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         Items::<&'a str>::new(self.packed)

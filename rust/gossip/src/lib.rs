@@ -8,6 +8,8 @@
 mod announcement;
 mod batch;
 pub mod cohort;
+#[cfg(test)]
+mod forgery;
 mod host;
 mod node;
 mod queue;

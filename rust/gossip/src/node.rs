@@ -32,8 +32,6 @@ const PUSH_BATCHES: usize = 4;
 /// Requests and offers kept for the application, and requests remembered against repetition.
 const INBOX: usize = 1024;
 const SEEN_REQUESTS: usize = 10_000;
-/// Requests of one host accepted in ten seconds.
-const REQUEST_RATE: u32 = 50;
 /// Refused frames after which a peer's connection is closed.
 const PATIENCE: u32 = 64;
 /// Cells of one reconciliation that is kept in memory.
@@ -60,6 +58,8 @@ pub struct Config {
     pub pending: usize,
     /// Hosts from which on places are reconciled by coded symbols instead of being listed.
     pub coded_hosts: usize,
+    /// The span over which a peer's frames are counted against what their kind may cost; zero: without a limit.
+    pub rate_span: Duration,
 }
 
 impl Default for Config {
@@ -74,6 +74,7 @@ impl Default for Config {
             pull_timeout: Duration::from_secs(10),
             pending: 1 << 30,
             coded_hosts: 10_000,
+            rate_span: Duration::from_secs(10),
         }
     }
 }
@@ -374,7 +375,7 @@ pub struct Node {
     target: Vec<Place>,
     // Requests.
     seen_requests: BTreeMap<(HostId, u64), Duration>,
-    request_rate: BTreeMap<HostId, (Duration, u32)>,
+    rates: BTreeMap<(HostId, u8), (Duration, u32)>,
     requests: VecDeque<Request>,
     request_arrivals: u64,
     waiting_offers: Vec<(Offer, u32, u64, Duration)>,
@@ -443,7 +444,7 @@ impl Node {
             },
             target: Vec::new(),
             seen_requests: BTreeMap::new(),
-            request_rate: BTreeMap::new(),
+            rates: BTreeMap::new(),
             requests: VecDeque::new(),
             request_arrivals: 0,
             waiting_offers: Vec::new(),
@@ -512,6 +513,12 @@ impl Node {
     #[must_use]
     pub fn replica(&self) -> &Replica {
         &self.replica
+    }
+
+    /// Tells the node the wall clock, in seconds since 1970. It only judges how long announcements count, never order
+    /// or membership; a node that is not told lets all count.
+    pub fn set_wall(&mut self, seconds: u64) {
+        self.replica.set_wall(seconds);
     }
 
     /// What was counted.
@@ -1231,8 +1238,8 @@ impl Node {
         self.syncs.retain(|_, sync| sync.deadline > now);
         self.repairing.retain(|_, until| *until > now);
         self.seen_requests.retain(|_, until| *until > now);
-        self.request_rate
-            .retain(|_, (start, _)| *start + Duration::from_secs(10) > now);
+        let span = self.config.rate_span;
+        self.rates.retain(|_, (start, _)| *start + span > now);
         self.requests.retain(|request| request.until > now);
         self.waiting_offers.retain(|(_, _, _, until)| *until > now);
         self.fill_neighbours(rng, out);
@@ -1654,6 +1661,10 @@ impl Node {
             return Err(Reject::Sender);
         }
         let body = frame.body;
+        if frame.kind != Kind::Request {
+            // Requests are counted for who asks, not for who passes them on.
+            self.within_rate(from, frame.kind)?;
+        }
         self.with_swim(rng, out, |swim, ctx| swim.heard(ctx, &from));
         match frame.kind {
             Kind::Probe => return self.datagram(rng, from, bytes, out),
@@ -1780,6 +1791,22 @@ impl Node {
             Kind::Request => self.request_in(from, body, out)?,
             Kind::Offer => self.offer_in(from, body, out)?,
             Kind::Hello => return Err(Reject::Malformed),
+        }
+        Ok(())
+    }
+
+    /// Counts a frame against what its kind may cost.
+    fn within_rate(&mut self, from: HostId, kind: Kind) -> Result<(), Reject> {
+        let Some(most) = most_in_span(kind) else {
+            return Ok(());
+        };
+        let rate = self.rates.entry((from, kind as u8)).or_insert((self.now, 0));
+        if self.now >= rate.0 + self.config.rate_span {
+            *rate = (self.now, 0);
+        }
+        rate.1 += 1;
+        if rate.1 > most {
+            return Err(Reject::Rate);
         }
         Ok(())
     }
@@ -1973,14 +2000,7 @@ impl Node {
         if epoch != Some(request.epoch) || !self.swim.state(&request.origin).is_some_and(State::live) {
             return Err(Reject::Sender);
         }
-        let rate = self.request_rate.entry(request.origin).or_insert((self.now, 0));
-        if self.now > rate.0 + Duration::from_secs(10) {
-            *rate = (self.now, 0);
-        }
-        rate.1 += 1;
-        if rate.1 > REQUEST_RATE {
-            return Err(Reject::Rate);
-        }
+        self.within_rate(request.origin, Kind::Request)?;
         let capabilities: Vec<String> = Items::<&str>::new(request.capabilities)
             .all(crate::announcement::MAX_CAPABILITIES)
             .map_err(|_| Reject::Malformed)?
@@ -2062,6 +2082,18 @@ impl Node {
             !here
         });
         self.waiting_offers = waiting;
+    }
+}
+
+/// How many frames of a kind a peer may send in [`Config::rate_span`]: those that make this host work or answer at length.
+/// An honest peer stays far below; a pull brings up to half a mebibyte, so that 2,000 of them do not hold up a join.
+fn most_in_span(kind: Kind) -> Option<u32> {
+    match kind {
+        Kind::Pull => Some(2_000),
+        Kind::Root | Kind::Vector | Kind::VectorReply => Some(500),
+        Kind::Cells | Kind::MoreCells | Kind::PullRows => Some(200),
+        Kind::WantHosts | Kind::Digests | Kind::Request => Some(50),
+        _ => None,
     }
 }
 

@@ -1,5 +1,5 @@
 //! The replica: the live rows of every host's log, kept as the signed bytes they came in.
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use sha2::{Digest as _, Sha256};
 
@@ -58,9 +58,19 @@ impl Digest {
     }
 }
 
-fn row_hash(seq: u64, leaf: &Leaf) -> Digest {
-    Digest::of(&[b"pandacore/row/v1", &seq.to_le_bytes(), &leaf.0])
+/// The part of a leaf that a row keeps: enough that two records never share it.
+type Mark = [u8; 16];
+
+fn mark(leaf: &Leaf) -> Mark {
+    *leaf.0.first_chunk().expect("32 bytes")
 }
+
+fn row_hash(seq: u64, mark: &Mark) -> Digest {
+    Digest::of(&[b"pandacore/row/v1", &seq.to_le_bytes(), mark])
+}
+
+/// Clocks may differ by this much: seconds for which an announcement still counts when its validity is over.
+const TOLERANCE: u64 = 300;
 
 /// How far a log is known.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -136,6 +146,10 @@ struct Batch {
 struct Row {
     batch: u32,
     entry: u16,
+    /// Whether it is an announcement with an end.
+    ends: bool,
+    /// Kept, because the record may be anywhere in memory by the time the row goes.
+    mark: Mark,
     /// The next claim of the same key by another host.
     next: u32,
 }
@@ -167,6 +181,10 @@ pub struct Replica {
     table: Table,
     version: u64,
     ring: VecDeque<(u64, RowChange)>,
+    /// The wall clock in seconds; 0 while nobody told it, and then nothing ends.
+    wall: u64,
+    /// Rows that end, by their last second.
+    ending: BTreeSet<(u64, u32)>,
 }
 
 impl Replica {
@@ -185,6 +203,8 @@ impl Replica {
             table: Table::default(),
             version: 0,
             ring: VecDeque::new(),
+            wall: 0,
+            ending: BTreeSet::new(),
         }
     }
 
@@ -317,6 +337,36 @@ impl Replica {
             at = (next != NONE).then_some(next);
             Some(row)
         })
+    }
+
+    /// Tells the wall clock. Announcements whose validity is over do not count any more; should the clock go back,
+    /// they count again.
+    pub(crate) fn set_wall(&mut self, seconds: u64) {
+        if seconds == self.wall {
+            return;
+        }
+        let (old, new) = (
+            self.wall.saturating_sub(TOLERANCE),
+            seconds.saturating_sub(TOLERANCE),
+        );
+        self.wall = seconds;
+        let changed: Vec<u32> = self
+            .ending
+            .range((old.min(new), 0)..(old.max(new), 0))
+            .map(|(_, row)| *row)
+            .collect();
+        for row in changed {
+            if self.log_of_row(row).visible {
+                let Record { kind, key, .. } = self.record(row);
+                self.touch(kind, key);
+            }
+        }
+    }
+
+    /// Whether the row's validity is over.
+    fn over(&self, row: u32) -> bool {
+        self.rows[row as usize].ends
+            && Announcement::end_of(self.record(row).payload) < self.wall.saturating_sub(TOLERANCE)
     }
 
     fn touch(&mut self, kind: RecordKind, key: [u8; 32]) {
@@ -462,24 +512,27 @@ impl Replica {
     fn insert_row(&mut self, log: u32, batch: u32, entry: u16, seq: u64, record: &Record<'_>, leaf: &Leaf) {
         let (kind, key) = (record.kind, record.key);
         let hash = self.hash(kind, &key);
-        let head = self.first_claim(kind, &key);
-        let own = head.and_then(|_| {
-            self.claims(kind, &key).find(|&row| {
-                self.batches[self.rows[row as usize].batch as usize]
-                    .as_ref()
-                    .is_some_and(|b| b.log == log)
-            })
+        let own = self.claims(kind, &key).find(|&row| {
+            self.batches[self.rows[row as usize].batch as usize]
+                .as_ref()
+                .is_some_and(|b| b.log == log)
         });
         if let Some(own) = own {
             if self.seq(own) > seq {
                 return;
             }
-            self.kill(own, batch);
+            // The row stays where it is in the table, and only points elsewhere.
+            let old = self.leave(own, kind, &key);
+            self.enter(own, batch, entry, seq, record, leaf);
+            self.tidy(old, batch);
+            return;
         }
         let head = self.first_claim(kind, &key);
         let row = Row {
             batch,
             entry,
+            ends: false,
+            mark: [0; 16],
             next: head.unwrap_or(NONE),
         };
         let number = match self.free_rows.pop() {
@@ -492,6 +545,7 @@ impl Replica {
                 self.rows.len() as u32 - 1
             }
         };
+        self.enter(number, batch, entry, seq, record, leaf);
         match head {
             Some(head) => self.table.replace(hash, head, number),
             None => {
@@ -503,26 +557,85 @@ impl Replica {
                 self.table = table;
             }
         }
+    }
+
+    /// Puts a row into a batch, its log's digest and the rows that end.
+    fn enter(&mut self, row: u32, batch: u32, entry: u16, seq: u64, record: &Record<'_>, leaf: &Leaf) {
+        let end = match record {
+            Record {
+                kind: RecordKind::ANNOUNCEMENT,
+                withdrawn: false,
+                payload,
+                ..
+            } => Announcement::end_of(payload),
+            _ => 0,
+        };
+        if end > 0 {
+            self.ending.insert((end, row));
+        }
+        let mark = mark(leaf);
+        let slot = &mut self.rows[row as usize];
+        (slot.batch, slot.entry, slot.ends, slot.mark) = (batch, entry, end > 0, mark);
         let target = self.batches[batch as usize]
             .as_mut()
             .expect("the row goes into it");
-        target.rows[usize::from(entry)] = number;
+        target.rows[usize::from(entry)] = row;
         target.live += 1;
         target.live_bytes += record.len() as u32;
-        let entry = &mut self.logs[log as usize];
-        entry.digest.add(&row_hash(seq, leaf));
-        entry.rows += 1;
-        if entry.visible {
-            self.touch(kind, key);
+        let log = &mut self.logs[target.log as usize];
+        log.digest.add(&row_hash(seq, &mark));
+        log.rows += 1;
+        if log.visible {
+            self.touch(record.kind, record.key);
+        }
+    }
+
+    /// Undoes `enter`; returns the batch, which may need tidying.
+    fn leave(&mut self, row: u32, kind: RecordKind, key: &[u8; 32]) -> u32 {
+        let seq = self.seq(row);
+        let Row {
+            batch,
+            entry,
+            ends,
+            mark,
+            ..
+        } = self.rows[row as usize];
+        let record = self.record(row);
+        let len = record.len();
+        if ends {
+            let end = Announcement::end_of(record.payload);
+            self.ending.remove(&(end, row));
+        }
+        let source = self.batches[batch as usize].as_mut().expect("the row was in it");
+        source.rows[usize::from(entry)] = NONE;
+        source.live -= 1;
+        source.live_bytes -= len as u32;
+        let log = &mut self.logs[source.log as usize];
+        log.digest.sub(&row_hash(seq, &mark));
+        log.rows -= 1;
+        if log.visible {
+            self.touch(kind, *key);
+        }
+        batch
+    }
+
+    /// Drops or shortens a batch that rows have left, unless it is `keep`.
+    fn tidy(&mut self, batch: u32, keep: u32) {
+        if batch == keep {
+            return;
+        }
+        match &self.batches[batch as usize] {
+            Some(left) if left.live == 0 => self.drop_batch(batch),
+            _ => self.maybe_rewrite(batch),
         }
     }
 
     /// Takes a row out. Its batch is dropped with its last row, unless it is `keep`.
     fn kill(&mut self, row: u32, keep: u32) {
         let record = self.record(row);
-        let (kind, key, leaf, len) = (record.kind, record.key, record.leaf(), record.len());
-        let (seq, hash) = (self.seq(row), self.hash(kind, &key));
-        let Row { batch, entry, next } = self.rows[row as usize];
+        let (kind, key) = (record.kind, record.key);
+        let hash = self.hash(kind, &key);
+        let next = self.rows[row as usize].next;
         let head = self.first_claim(kind, &key).expect("the row is in the table");
         if head != row {
             let before = self
@@ -539,23 +652,9 @@ impl Replica {
             });
             self.table = table;
         }
+        let batch = self.leave(row, kind, &key);
         self.free_rows.push(row);
-        let source = self.batches[batch as usize].as_mut().expect("the row was in it");
-        source.rows[usize::from(entry)] = NONE;
-        source.live -= 1;
-        source.live_bytes -= len as u32;
-        let (log, live) = (source.log, source.live);
-        let owner = &mut self.logs[log as usize];
-        owner.digest.sub(&row_hash(seq, &leaf));
-        owner.rows -= 1;
-        if owner.visible {
-            self.touch(kind, key);
-        }
-        if live == 0 && batch != keep {
-            self.drop_batch(batch);
-        } else if batch != keep {
-            self.maybe_rewrite(batch);
-        }
+        self.tidy(batch, keep);
     }
 
     fn drop_batch(&mut self, number: u32) {
@@ -842,6 +941,9 @@ impl Replica {
         if !log.visible || record.withdrawn {
             return None;
         }
+        if self.over(row) {
+            return None;
+        }
         let announcement = Announcement::read(record.payload).ok()?;
         Some(Agent {
             id: record.key,
@@ -938,7 +1040,7 @@ impl Replica {
                     .filter(|&&row| row != NONE)
                     .filter(|&&row| {
                         let record = self.record(row);
-                        record.kind == RecordKind::ANNOUNCEMENT && !record.withdrawn
+                        record.kind == RecordKind::ANNOUNCEMENT && !record.withdrawn && !self.over(row)
                     })
                     .count();
             }
@@ -951,7 +1053,7 @@ impl Replica {
     /// # Panics
     /// When something differs.
     pub fn verify(&self) {
-        let mut rows = 0;
+        let (mut rows, mut ends) = (0, 0);
         for log in &self.logs {
             let mut digest = Digest::default();
             let mut here = 0;
@@ -968,7 +1070,12 @@ impl Replica {
                 for row in live {
                     let (seq, record) = (self.seq(row), self.record(row));
                     assert!(seq >= log.floor && seq <= log.position.applied);
-                    digest.add(&row_hash(seq, &record.leaf()));
+                    digest.add(&row_hash(seq, &mark(&record.leaf())));
+                    if self.rows[row as usize].ends {
+                        let end = Announcement::end_of(record.payload);
+                        assert!(self.ending.contains(&(end, row)));
+                        ends += 1;
+                    }
                     assert!(
                         self.claims(record.kind, &record.key).any(|r| r == row),
                         "the table finds it"
@@ -981,6 +1088,7 @@ impl Replica {
             rows += here;
         }
         assert_eq!(rows, self.rows());
+        assert_eq!(ends, self.ending.len());
         assert!(self.table.len() <= rows);
     }
 }
@@ -1248,5 +1356,63 @@ mod tests {
         );
         let n = replica.changes(start).map(|changes| changes.len());
         assert!(n.is_none(), "70,000 changes pass the ring: {n:?}");
+    }
+
+    #[test]
+    fn an_announcement_past_its_validity_does_not_count_and_its_end_is_a_change() {
+        let mut writer = Writer::new(1);
+        let host = writer.crypto.id();
+        let mut replica = Replica::new(1);
+        replica.show(&host, true);
+        let until = |not_after| {
+            Announcement {
+                not_after,
+                ..Announcement::empty()
+            }
+            .encode(["a.b"])
+            .unwrap()
+        };
+        let rows = [
+            (1, false, until(1_000)),
+            (2, false, until(0)),
+            (3, false, until(9_000)),
+        ];
+        apply(&mut replica, &writer.batch(&rows), false);
+        let live = |replica: &Replica| -> Vec<u8> {
+            (1..=3)
+                .filter(|&k| replica.agent(&HOME, &[k; 32]).is_some())
+                .collect()
+        };
+        assert_eq!(live(&replica), [1, 2, 3], "nobody told the time");
+        // Clocks may differ by five minutes.
+        replica.set_wall(1_300);
+        let before = replica.version();
+        assert_eq!(live(&replica), [1, 2, 3]);
+        replica.set_wall(1_301);
+        assert_eq!((live(&replica), replica.agents_of(&host)), (vec![2, 3], 2));
+        assert_eq!(replica.page(&HOME, None, 10).0.len(), 2);
+        let changed: Vec<[u8; 32]> = replica
+            .changes(before)
+            .unwrap()
+            .iter()
+            .map(|change| change.key)
+            .collect();
+        assert_eq!(changed, [[1; 32]]);
+        // A clock that was ten years ahead does no lasting harm.
+        replica.set_wall(400_000_000);
+        assert_eq!(live(&replica), [2]);
+        replica.set_wall(1_302);
+        assert_eq!(live(&replica), [2, 3]);
+        // Announced anew, it counts again, and nothing of the old one is left.
+        apply(&mut replica, &writer.batch(&[(1, false, until(2_000))]), false);
+        assert_eq!(live(&replica), [1, 2, 3]);
+        assert_eq!(replica.ending.len(), 2);
+        apply(
+            &mut replica,
+            &writer.batch(&[(1, true, Vec::new()), (3, true, Vec::new())]),
+            false,
+        );
+        assert!(replica.ending.is_empty());
+        assert_eq!(live(&replica), [2]);
     }
 }

@@ -20,8 +20,9 @@ use crate::wire::{Builder, FRAME_HEADER, Kind, Probe, Update};
 
 /// Confirmations beyond the first accuser that shorten a suspicion to its minimum. Lifeguard's advice.
 const CONFIRMATIONS: usize = 3;
-/// Most relayed pings in progress.
+/// Most relayed pings in progress, and of one asker.
 const MAX_RELAYS: usize = 64;
+const MAX_RELAYS_OF_ONE: usize = 8;
 /// Datagram bytes that fit every QUIC path, until the driver knows better.
 const SAFE_DATAGRAM: usize = 1_100;
 
@@ -1084,7 +1085,11 @@ impl Swim {
                     self.datagram(ctx, *from, Probe::Gossip, &verdict);
                     return;
                 }
-                if self.relays.len() >= MAX_RELAYS || !self.members[target as usize].state.live() {
+                let of_asker = self.relays.values().filter(|relay| relay.asker == *from).count();
+                if self.relays.len() >= MAX_RELAYS
+                    || of_asker >= MAX_RELAYS_OF_ONE
+                    || !self.members[target as usize].state.live()
+                {
                     return;
                 }
                 self.number = self.number.wrapping_add(1);

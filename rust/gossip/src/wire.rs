@@ -108,7 +108,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn of(byte: u8) -> Option<Self> {
+    pub(crate) fn of(byte: u8) -> Option<Self> {
         use Kind::*;
         const ALL: [Kind; 23] = [
             Probe,

@@ -304,6 +304,7 @@ impl Loop {
     fn step(&mut self, input: Input<'_>) {
         let version = {
             let mut node = self.shared.node();
+            node.set_wall(peer::wall());
             // Refusals are counted by the node; a bad frame is no reason to end.
             let _ = node.step(self.shared.now(), &mut self.rng, input, &mut self.out);
             node.version()

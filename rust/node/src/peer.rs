@@ -96,7 +96,7 @@ impl Door {
     }
 }
 
-fn wall() -> u64 {
+pub(crate) fn wall() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())

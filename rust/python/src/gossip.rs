@@ -22,7 +22,7 @@ use crate::matching::PyRegistry;
 
 import_exception!(pandacore.errors, ConfigError);
 import_exception!(pandacore.errors, DataDirLocked);
-import_exception!(pandacore.errors, ForkedHandle);
+import_exception!(pandacore.errors, ForkError);
 import_exception!(pandacore.errors, Overloaded);
 import_exception!(pandacore.errors, PayloadTooLarge);
 import_exception!(pandacore.errors, ProtocolError);
@@ -274,7 +274,7 @@ impl PyNode {
         if self.handle.is_own() {
             return Ok(&self.handle);
         }
-        Err(ForkedHandle::new_err(format!(
+        Err(ForkError::new_err(format!(
             "the node belongs to process {}, this is its fork {}",
             self.handle.pid(),
             std::process::id()
