@@ -66,4 +66,7 @@ def plot(rows: Sequence[Row], figure: Any) -> None:
         by_team.plot(*zip(*second, strict=True), marker="o", label=mode)
     by_agents.set(xscale="log", yscale="log", xlabel="agents", ylabel="p50, us", title="8 capabilities")
     by_team.set(xscale="log", yscale="log", xlabel="capabilities", title=f"{largest:,} agents")
+    sizes = sorted({int(str(r.conditions["capabilities"])) for r in rows})
+    by_team.set_xticks(sizes, labels=[str(size) for size in sizes])
+    by_team.minorticks_off()
     by_agents.legend()
