@@ -66,7 +66,7 @@ class StarWorld:
         self.plan = plan
         self.stand_ins = stand_ins
         self.options = {"idempotent": True, **options}
-        self.views: dict[str, tuple[int, int]] = {}
+        self.views: dict[tuple[str, int], tuple[int, int]] = {}
         self.epochs: dict[tuple[str, int], int] = {}
         self.dispatched: dict[tuple[str, int], float] = {}
 
@@ -124,10 +124,12 @@ class StarWorld:
             agent = flight["a"]
             if flight["d"] not in hub["done"] and agent is not None:
                 assert agent in team, f"S1: {key} is assigned to {agent}, which is not in the team"
-        epoch, view = self.views.get(name, (0, 0))
+        # A view that was lost with a crash before its checkpoint had no effect: compare within one life.
+        leader = (name, net.incarnation(name))
+        epoch, view = self.views.get(leader, (0, 0))
         if epoch == hub["epoch"]:
             assert hub["view"] >= view, "S5: a view went back"
-        self.views[name] = (hub["epoch"], hub["view"])
+        self.views[leader] = (hub["epoch"], hub["view"])
 
     def check(self, net: SimNetwork, report: SimReport) -> None:
         """Every run ends, with the right value or a typed reason; commits are exactly once."""
