@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::certificate::{FULL, UNLIMITED};
+use crate::hint::{prefetch, spread};
 
 /// Set in `Arc::to` when depth or amount are not the default ones.
 const LIMITED: u32 = 1 << 31;
@@ -298,14 +299,71 @@ impl Graph {
     /// Calls `visit` for every stored arc that `node` issued, live or not.
     #[inline]
     pub(crate) fn each_out(&self, node: u32, mut visit: impl FnMut(Seen)) {
-        let at = node as usize;
-        if at + 1 < self.out_start.len() {
-            let (start, end) = (self.out_start[at], self.out_start[at + 1]);
-            for (arc, a) in (start..end).zip(&self.outs[start as usize..end as usize]) {
-                visit(seen(a.to, arc, *a));
+        let (start, end) = self.stretch(node);
+        for (arc, a) in (start as u32..).zip(&self.outs[start..end]) {
+            visit(seen(a.to, arc, *a));
+        }
+        self.each_late_out(node, visit);
+    }
+
+    /// Brings what a search needs of these nodes closer. Their loads do not wait for one another, as they would
+    /// behind the mispredicted branches of the search itself. Returns how many arcs the nodes issued at most.
+    pub(crate) fn warm(&self, nodes: &[u32]) -> usize {
+        /// Arcs of a cache line.
+        const LINE: usize = 5;
+        /// Longer lists are left to the processor, which sees the pattern by then.
+        const LINES: usize = 6;
+        let mut arcs = 0;
+        for &node in nodes {
+            let (start, end) = self.stretch(node);
+            arcs += end - start;
+            for line in 0..(end - start).div_ceil(LINE).min(LINES) {
+                prefetch(&self.outs, start + line * LINE);
             }
         }
-        if self.flags[at] & HAS_OUT != 0 {
+        arcs
+    }
+
+    /// Where the arcs that `node` issued before the last compaction lie.
+    #[inline]
+    fn stretch(&self, node: u32) -> (usize, usize) {
+        let at = node as usize;
+        match self.out_start.get(at..at + 2) {
+            Some(&[start, end]) => (start as usize, end as usize),
+            _ => (0, 0),
+        }
+    }
+
+    /// Asks for the places where the arcs of a node are written down.
+    #[inline]
+    pub(crate) fn call(&self, node: u32) {
+        prefetch(&self.out_start, node as usize);
+    }
+
+    /// Writes to `queue[*len..]` every node that an arc of the last compaction leads to from `node`, if it is live
+    /// and the node's bit in `closed` is not set, and sets it. Without a branch per arc, which nobody can foretell.
+    #[inline]
+    pub(crate) fn spill(&self, node: u32, closed: &mut [u64], queue: &mut [u32], len: &mut usize) {
+        let now = self.now;
+        let mut take = |arc: Arc| {
+            let to = arc.to & !LIMITED;
+            let word = &mut closed[to as usize / 64];
+            let bit = u64::from((arc.from <= now) & (now < arc.until)) << (to % 64);
+            let new = bit & !*word;
+            *word |= bit;
+            queue[*len] = to;
+            *len += usize::from(new != 0);
+        };
+        let (start, end) = self.stretch(node);
+        for &arc in &self.outs[start..end] {
+            take(arc);
+        }
+    }
+
+    /// As `each_out`, of the arcs that came after the last compaction.
+    #[inline]
+    pub(crate) fn each_late_out(&self, node: u32, mut visit: impl FnMut(Seen)) {
+        if !self.extras.is_empty() && self.flags[node as usize] & HAS_OUT != 0 {
             let mut next = self.first_out[&node];
             while next != NONE {
                 let extra = &self.extras[next as usize];
@@ -313,23 +371,6 @@ impl Graph {
                 next = extra.next_out;
             }
         }
-    }
-
-    /// Brings what a search needs of these nodes closer. Their loads do not wait for one another, as they would
-    /// behind the mispredicted branches of the search itself.
-    pub(crate) fn warm(&self, nodes: &[u32]) {
-        const AT_ONCE: usize = 32;
-        let mut sum = 0u32;
-        for nodes in nodes.chunks(AT_ONCE) {
-            let mut starts = [0u32; AT_ONCE];
-            for (start, &node) in starts.iter_mut().zip(nodes) {
-                *start = self.out_start.get(node as usize).copied().unwrap_or(0);
-            }
-            for &start in &starts[..nodes.len()] {
-                sum = sum.wrapping_add(self.outs.get(start as usize).map_or(0, |arc| arc.to));
-            }
-        }
-        std::hint::black_box(sum);
     }
 
     /// Calls `visit` for every stored arc on `node`, live or not.
@@ -345,7 +386,7 @@ impl Graph {
                 });
             }
         }
-        if self.flags[at] & HAS_IN != 0 {
+        if !self.extras.is_empty() && self.flags[at] & HAS_IN != 0 {
             let mut next = self.first_in[&node];
             while next != NONE {
                 let extra = &self.extras[next as usize];
@@ -368,7 +409,8 @@ impl Graph {
         } else {
             0
         };
-        base as usize + usize::from(self.flags[at] & HAS_OUT)
+        let late = !self.extras.is_empty() && self.flags[at] & HAS_OUT != 0;
+        base as usize + usize::from(late)
     }
 
     #[inline]
@@ -379,7 +421,8 @@ impl Graph {
         } else {
             0
         };
-        base as usize + usize::from(self.flags[at] & HAS_IN)
+        let late = !self.extras.is_empty() && self.flags[at] & HAS_IN != 0;
+        base as usize + usize::from(late)
     }
 
     /// Replaces the whole topology by the given arcs, all of full weight; returns false, without a change, if an
@@ -406,8 +449,8 @@ impl Graph {
 
     fn build(&mut self, arcs: impl Iterator<Item = (u32, Arc, (u8, u8))> + Clone) {
         let nodes = self.nodes();
-        let mut out_start = vec![0u32; nodes + 1];
-        let mut in_start = vec![0u32; nodes + 1];
+        let mut out_start = spread(nodes + 1, 0u32);
+        let mut in_start = spread(nodes + 1, 0u32);
         let mut total = 0usize;
         for (source, arc, _) in arcs.clone() {
             out_start[source as usize + 1] += 1;
@@ -418,14 +461,12 @@ impl Graph {
             out_start[node + 1] += out_start[node];
             in_start[node + 1] += in_start[node];
         }
-        let mut outs = vec![
-            Arc {
-                to: 0,
-                from: GONE,
-                until: 0
-            };
-            total
-        ];
+        let gone = Arc {
+            to: 0,
+            from: GONE,
+            until: 0,
+        };
+        let mut outs = spread(total, gone);
         let mut limits: HashMap<u32, (u8, u8), BuildHasherDefault<IndexHasher>> = HashMap::default();
         // Each start is moved to its end while filling, then shifted back by one place: no second array.
         for (source, arc, weight) in arcs {
@@ -439,7 +480,7 @@ impl Graph {
             *place += 1;
         }
         shift_back(&mut out_start);
-        let mut ins = vec![Back { source: 0, arc: 0 }; total];
+        let mut ins = spread(total, Back { source: 0, arc: 0 });
         for source in 0..nodes as u32 {
             for arc in out_start[source as usize]..out_start[source as usize + 1] {
                 let place = &mut in_start[(outs[arc as usize].to & !LIMITED) as usize];
@@ -627,7 +668,7 @@ impl Graph {
         self.now = to;
     }
 
-    /// Collects the next boundaries in time: about one in sixteen arcs, so that memory stays small.
+    /// Collects the next boundaries in time: of about one arc in 32, so that memory stays small.
     fn refill(&mut self) {
         const BUCKETS: u64 = 4096;
         let now = self.now;
@@ -640,7 +681,7 @@ impl Graph {
         self.near.clear();
         self.agenda = Vec::new();
         self.horizon = u32::MAX;
-        let wanted = (self.arcs() / 16).max(1 << 14);
+        let wanted = (self.arcs() / 32).max(1 << 14);
         if count > wanted {
             let width = (u64::from(high - low) / BUCKETS + 1) as u32;
             let mut histogram = vec![0usize; BUCKETS as usize + 1];

@@ -5,6 +5,7 @@ mod beta;
 mod certificate;
 mod flow;
 mod graph;
+mod hint;
 mod keys;
 mod layers;
 mod ledger;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::certificate::UNLIMITED;
 use crate::graph::{Graph, MEMBER, Seen, VOID};
+use crate::hint::{prefetch, spread};
 
 /// How far and along what a search goes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -62,11 +63,17 @@ pub struct Scratch {
     asked: Vec<u32>,
     queue: Vec<u32>,
     back_queue: Vec<u32>,
+    /// More bits are set in `ahead` than `queue` names.
+    crowded: bool,
 }
 
 impl Scratch {
     fn begin(&mut self, nodes: usize) {
-        self.ahead.clear(&self.queue);
+        if std::mem::take(&mut self.crowded) {
+            self.ahead.0.fill(0);
+        } else {
+            self.ahead.clear(&self.queue);
+        }
         self.behind.clear(&self.back_queue);
         self.queue.clear();
         self.back_queue.clear();
@@ -98,7 +105,12 @@ pub fn reach<'a>(
     scratch.begin(graph.nodes());
     let now = graph.now();
     let enterable = graph.enterable(walk.members_only);
-    let Scratch { ahead, queue, .. } = scratch;
+    let Scratch {
+        ahead,
+        queue,
+        crowded,
+        ..
+    } = scratch;
     for &anchor in anchors {
         if graph.flags(anchor) & VOID == 0 && !ahead.has(anchor) {
             ahead.add(anchor);
@@ -110,6 +122,19 @@ pub fn reach<'a>(
     let mut steps = 0;
     while start < queue.len() && steps < walk.limit() {
         let end = queue.len();
+        if end - start >= DENSE && !walk.mutual {
+            // From here on nodes that may not be entered count as reached: one look instead of two.
+            if !std::mem::replace(crowded, true) {
+                for (seen, open) in ahead.0.iter_mut().zip(enterable) {
+                    *seen |= !open;
+                }
+            }
+            layer_of_many(graph, ahead, queue, start..end);
+            start = end;
+            steps += 1;
+            layers.close(queue.len());
+            continue;
+        }
         for at in start..end {
             if (at - start).is_multiple_of(WARMED) {
                 graph.warm(&queue[at..end.min(at + WARMED)]);
@@ -131,6 +156,39 @@ pub fn reach<'a>(
         layers.close(queue.len());
     }
     queue
+}
+
+/// Frontiers at least as long are followed without branches.
+const DENSE: usize = 256;
+
+/// Reaches the next layer from the nodes at `frontier` of the queue; `closed` holds what is not to be reached.
+fn layer_of_many(graph: &Graph, closed: &mut Marks, queue: &mut Vec<u32>, frontier: Range<usize>) {
+    let mut len = queue.len();
+    let mut room = graph.warm(&queue[frontier.start..frontier.end.min(frontier.start + WARMED)]);
+    for at in frontier.clone().step_by(WARMED) {
+        let end = frontier.end.min(at + WARMED);
+        let next = end..frontier.end.min(end + WARMED);
+        for &node in &queue[next.end..frontier.end.min(next.end + WARMED)] {
+            graph.call(node);
+        }
+        // Every arc is written down before it is known whether it counts.
+        queue.resize(len + room + 1, 0);
+        room = graph.warm(&queue[next]);
+        for place in at..end {
+            let node = queue[place];
+            graph.spill(node, &mut closed.0, queue, &mut len);
+        }
+        queue.truncate(len);
+        for place in at..end {
+            graph.each_late_out(queue[place], |seen| {
+                if seen.live(graph.now()) && !closed.has(seen.node) {
+                    closed.add(seen.node);
+                    queue.push(seen.node);
+                }
+            });
+        }
+        len = queue.len();
+    }
 }
 
 /// Collects the ends of layers, if anybody wants them.
@@ -506,72 +564,80 @@ pub fn reach_sizes(
 /// Sizes of the sets of all nodes: each node adds one to everybody that reaches it.
 fn all_sizes(graph: &Graph, walk: Walk, mask: Option<&[u64]>, threads: usize) -> Vec<u32> {
     let nodes = graph.nodes();
-    let enterable = graph.enterable(walk.members_only);
     let counted = |node: u32| mask.is_none_or(|mask| in_mask(mask, node));
-    let open = |node: u32| graph.flags(node) & VOID == 0;
-    // Certificates that count, and nothing else: each is checked once here instead of in every search.
-    let mut starts = Vec::with_capacity(nodes + 1);
-    let mut sources = Vec::new();
-    starts.push(0u32);
-    for node in 0..nodes as u32 {
-        if is_open(enterable, node) {
-            graph.each_in(node, |seen| {
-                if seen.live(graph.now()) && open(seen.node) {
-                    sources.push(seen.node);
-                }
-            });
-        }
-        starts.push(sources.len() as u32);
-    }
+    let behind = Lists::behind(graph, walk);
+    // With everybody's second certifiers beside the first, a search has one step less to wait for.
+    let further = if walk.limit() >= 3 {
+        behind.twice(FURTHEST)
+    } else {
+        None
+    };
+    let (last, steps) = match &further {
+        Some(lists) => (lists, walk.limit() - 2),
+        None => (&behind, walk.limit().saturating_sub(1)),
+    };
+    let enterable = graph.enterable(walk.members_only);
     let count_part = |targets: Range<u32>| {
-        let mut sizes = vec![0u32; nodes];
-        let mut ball: Vec<u32> = Vec::new();
+        let mut sizes = spread(nodes, 0u32);
         let mut marks = Marks(vec![0; nodes.div_ceil(64)]);
-        let of = |node: u32| &sources[starts[node as usize] as usize..starts[node as usize + 1] as usize];
-        let mut warmed = 0u32;
-        for target in targets
-            .clone()
-            .filter(|&target| is_open(enterable, target) && counted(target))
-        {
-            if warmed <= target {
-                // The next searches' certifiers, and theirs: these loads do not wait for one another.
-                let mut sum = 0u32;
-                warmed = target.saturating_add(WARMED as u32).min(targets.end);
-                for next in target..warmed {
-                    for &first in of(next) {
-                        sum = of(first).iter().fold(sum, |sum, &second| {
-                            sum.wrapping_add(starts[second as usize])
-                                .wrapping_add(sizes[second as usize])
-                        });
-                    }
+        let mut ball: Vec<u32> = Vec::new();
+        if walk.limit() == 0 {
+            return sizes;
+        }
+        for target in targets.clone() {
+            if (target - targets.start).is_multiple_of(WARMED as u32) {
+                let next =
+                    (target + WARMED as u32).min(targets.end)..(target + 2 * WARMED as u32).min(targets.end);
+                for &source in behind.stretch(next.clone()) {
+                    prefetch(&last.starts, source as usize);
                 }
-                std::hint::black_box(sum);
+                for &source in behind.stretch(target..next.start) {
+                    last.call(source);
+                }
             }
-            marks.clear(&ball);
+            if !is_open(enterable, target) || !counted(target) {
+                continue;
+            }
             ball.clear();
             ball.push(target);
             marks.add(target);
             let mut start = 0;
-            for _ in 0..walk.limit() {
+            for _ in 0..steps {
                 let end = ball.len();
                 for at in start..end {
-                    let node = ball[at];
-                    // Who is no member may be an anchor, but nobody trusts through it: it has no sources here.
-                    for &source in of(node) {
+                    // Who is no member may be an anchor, but nobody trusts through it: nobody is behind it here.
+                    for &source in behind.of(ball[at]) {
                         if !marks.has(source) {
                             marks.add(source);
                             ball.push(source);
-                            sizes[source as usize] += 1;
                         }
                     }
                 }
                 start = end;
             }
+            let frontier = start..ball.len();
+            let mut len = frontier.end;
+            for at in frontier {
+                let sources = last.of(ball[at]);
+                // Written down before it is known whether they are new: nobody could foretell that branch.
+                ball.resize(len + sources.len(), 0);
+                for &source in sources {
+                    let new = !marks.has(source);
+                    marks.add(source);
+                    ball[len] = source;
+                    len += usize::from(new);
+                }
+                ball.truncate(len);
+            }
+            for &source in &ball[1..] {
+                sizes[source as usize] += 1;
+            }
+            marks.clear(&ball);
         }
         sizes
     };
     let share = (nodes as u32).div_ceil(threads.max(1) as u32).max(1);
-    let mut sizes = vec![0u32; nodes];
+    let mut sizes = spread(nodes, 0u32);
     std::thread::scope(|scope| {
         let parts: Vec<_> = (0..nodes as u32)
             .step_by(share as usize)
@@ -591,13 +657,94 @@ fn all_sizes(graph: &Graph, walk: Walk, mask: Option<&[u64]>, threads: usize) ->
         }
     });
     for (node, size) in (0u32..).zip(&mut sizes) {
-        *size = if open(node) {
+        *size = if graph.flags(node) & VOID == 0 {
             *size + u32::from(counted(node))
         } else {
             0
         };
     }
     sizes
+}
+
+/// Entries a node for which lists of certifiers' certifiers are still worth their memory.
+const FURTHEST: usize = 16;
+
+/// A list of nodes for each node.
+struct Lists {
+    starts: Vec<u32>,
+    nodes: Vec<u32>,
+}
+
+impl Lists {
+    /// Issuers of the certificates that count: each is checked once here instead of in every search.
+    fn behind(graph: &Graph, walk: Walk) -> Self {
+        let enterable = graph.enterable(walk.members_only);
+        let mut starts = spread(graph.nodes() + 1, 0u32);
+        let mut nodes = spread(graph.arcs(), 0u32);
+        let mut len = 0;
+        for node in 0..graph.nodes() as u32 {
+            if is_open(enterable, node) {
+                graph.each_in(node, |seen| {
+                    nodes[len] = seen.node;
+                    len += usize::from(seen.live(graph.now()) && graph.flags(seen.node) & VOID == 0);
+                });
+            }
+            starts[node as usize + 1] = len as u32;
+        }
+        nodes.truncate(len);
+        Self { starts, nodes }
+    }
+
+    #[inline]
+    fn of(&self, node: u32) -> &[u32] {
+        self.stretch(node..node + 1)
+    }
+
+    /// The lists of nodes in a row.
+    #[inline]
+    fn stretch(&self, of: Range<u32>) -> &[u32] {
+        &self.nodes[self.starts[of.start as usize] as usize..self.starts[of.end as usize] as usize]
+    }
+
+    /// Brings the list of a node closer.
+    #[inline]
+    fn call(&self, node: u32) {
+        let start = self.starts[node as usize] as usize;
+        prefetch(&self.nodes, start);
+        prefetch(&self.nodes, start + 16);
+    }
+
+    /// Each node's list, and the lists of those on it; None if there would be more than `most` entries a node.
+    fn twice(&self, most: usize) -> Option<Self> {
+        let count = self.starts.len() - 1;
+        let total: usize = self.nodes.iter().map(|&node| 1 + self.of(node).len()).sum();
+        if total > most * count {
+            return None;
+        }
+        let mut starts = spread(count + 1, 0u32);
+        let mut nodes = spread(total, 0u32);
+        let mut len = 0;
+        for node in 0..count as u32 {
+            if node.is_multiple_of(WARMED as u32) {
+                let ahead = |n: u32| (node + n * WARMED as u32).min(count as u32);
+                for &near in self.stretch(ahead(2)..ahead(3)) {
+                    prefetch(&self.starts, near as usize);
+                }
+                for &near in self.stretch(ahead(1)..ahead(2)) {
+                    self.call(near);
+                }
+            }
+            for &near in self.of(node) {
+                nodes[len] = near;
+                len += 1;
+                let far = self.of(near);
+                nodes[len..len + far.len()].copy_from_slice(far);
+                len += far.len();
+            }
+            starts[node as usize + 1] = len as u32;
+        }
+        Some(Self { starts, nodes })
+    }
 }
 
 /// As [`reach_sizes`], for the threshold rule.
