@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -70,3 +71,17 @@ def test_a_message_takes_what_fits_and_a_large_item_goes_alone() -> None:
     large = agent_pb2.Call(id=1, assign=agent_pb2.AssignRequest(inputs_json="x" * 2 * BATCH_BYTES))
     pending = [small[0], large, small[1]]
     assert [take_batch(pending) for _ in range(3)] == [[small[0]], [large], [small[1]]]
+
+
+async def test_a_host_with_a_lifeline_ends_with_its_parent() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pandacore.team.serve", "pandacore.bench.workers", "--lifeline"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        assert b'"ready": true' in await process.stdout.readline()
+        process.stdin.close()
+        assert await process.wait() == 0

@@ -46,7 +46,14 @@ class Hosts:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._collective = collective
-        self._arguments = [module, "--replicas", str(replicas), *(["--model", model] if model else [])]
+        # The lifeline: whatever becomes of this process, its hosts do not stay behind.
+        self._arguments = [
+            module,
+            "--lifeline",
+            "--replicas",
+            str(replicas),
+            *(["--model", model] if model else []),
+        ]
         self._environment = {**os.environ, **(environment or {})}
         self._processes: list[asyncio.subprocess.Process] = []
         self._served: dict[int, str] = {}
@@ -73,6 +80,7 @@ class Hosts:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "pandacore.team.serve", *self._arguments),
             env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
         self._processes.append(process)

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -553,7 +552,7 @@ async def serve(
     await server.start()
     with _stop_signals(stop):
         if lifeline:
-            _watch_stdin(stop)
+            loop.watch_stdin(stop)
         models = [info.id for info in await backend.models()]
         ready = {
             "ready": True,
@@ -583,20 +582,6 @@ def _stop_signals(stop: asyncio.Event) -> Any:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-
-
-def _watch_stdin(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-
-    def watch() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            # Not through sys.stdin: its lock, held by this thread at exit, would abort the interpreter.
-            while os.read(0, 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            loop.call_soon_threadsafe(stop.set)
-
-    threading.Thread(target=watch, name="pandacore-lifeline", daemon=True).start()
 
 
 def build_backend(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
-__all__ = ["run"]
+__all__ = ["run", "watch_stdin"]
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -17,3 +20,18 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
     else:
         uvloop.run(main)
+
+
+def watch_stdin(stop: asyncio.Event) -> None:
+    """Set ``stop`` when the standard input ends: a child learns so that its parent is gone."""
+    loop = asyncio.get_running_loop()
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            # Not through sys.stdin: its lock, held by this thread at exit, would abort the interpreter.
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=watch, name="pandacore-lifeline", daemon=True).start()

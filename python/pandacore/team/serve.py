@@ -20,8 +20,8 @@ from pandacore.rpc import loop
 __all__ = ["main", "serve"]
 
 
-async def serve(agents: list[Agent], *, model: str | None = None) -> None:
-    """Serve agents until the process is told to stop."""
+async def serve(agents: list[Agent], *, model: str | None = None, lifeline: bool = False) -> None:
+    """Serve agents until the process is told to stop, or with a lifeline its standard input ends."""
     from pandacore.team.host import Host
 
     stop = asyncio.Event()
@@ -29,6 +29,8 @@ async def serve(agents: list[Agent], *, model: str | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop instead
             running.add_signal_handler(number, stop.set)
+    if lifeline:
+        loop.watch_stdin(stop)
     async with contextlib.AsyncExitStack() as stack:
         client = None
         if model is not None:
@@ -51,11 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("module", help="the Python module with the agents")
     parser.add_argument("--replicas", type=int, default=1, help="agents per marked function or class")
     parser.add_argument("--model", help="the model that they use, such as grpc://127.0.0.1:PORT")
+    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
     chosen = parser.parse_args(argv)
     try:
         targets = agents_of(chosen.module)
         agents = [Agent.of(target) for target in targets for _ in range(max(chosen.replicas, 1))]
-        loop.run(serve(agents, model=chosen.model))
+        loop.run(serve(agents, model=chosen.model, lifeline=chosen.lifeline))
     except errors.PandacoreError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
