@@ -194,6 +194,27 @@ async def test_a_lost_member_is_replaced_by_one_that_comes_up_when_asked() -> No
         assert a.members()[1].did in {b.node.did, victim._presence.node.did if victim._presence else ""}
 
 
+async def test_a_host_that_closes_is_no_cancellation_of_other_hosts_runs() -> None:
+    started = asyncio.Event()
+
+    @pc.agent(capabilities=["text.upper"])
+    async def slow(task: pc.Task) -> str:
+        started.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    async with pc.Collective.join() as a, pc.Collective.join(a.seed_address) as leaving:
+        leaving.add(slow)
+        await a.wait_for("text.upper")
+        runs = [a.start(pc.Task(t, capabilities=["text.upper"], idempotent=True)) for t in ("one", "two")]
+        await started.wait()
+        a.add(upper)
+        assert leaving._host is not None
+        await leaving._host.close()  # before its goodbye has reached anybody
+        results = [await run.result() for run in runs]
+        assert [r.value for r in results] == ["ONE", "TWO"], [r.failures for r in results]
+
+
 async def test_the_wrong_collective_is_refused_with_both_ids() -> None:
     async with pc.Collective.join(collective="ours") as c:
         ours, other = collective_id("ours").hex(), collective_id("other").hex()

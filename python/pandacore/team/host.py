@@ -284,10 +284,7 @@ class _Worker:
         try:
             await self._execute(job)
         except asyncio.CancelledError:
-            job.fail(
-                errors.Cancelled("cancelled while it ran", hint="run the task again"),
-                agent_pb2.ATTEMPT_STATE_CANCELLED,
-            )
+            job.fail(self._stopped(began=True), agent_pb2.ATTEMPT_STATE_CANCELLED)
         except Exception as error:  # the agent's own code: any exception is its failure, never ours
             job.fail(_failure(error, self.agent))
         except BaseException as error:
@@ -334,10 +331,24 @@ class _Worker:
         if self.jobs.pop(job.key, None) is not None:
             self.host.remember(job)
 
+    def _stopped(self, *, began: bool) -> errors.PandacoreError:
+        """Why an attempt was stopped. Where an agent leaves nobody asked for that: callers may swap it."""
+        name = self.agent.name
+        if not self.draining:
+            return errors.Cancelled(
+                "cancelled while it ran" if began else "cancelled while it waited", hint="run the task again"
+            )
+        if began:
+            return errors.UnknownOutcome(
+                f"agent {name!r} left while it worked",
+                hint="mark the task idempotent=True to have such subtasks run again",
+            )
+        return errors.ConnectionLost(f"agent {name!r} left before it began", hint="choose another agent")
+
     async def cancel(self, job: Job) -> None:
         """Stop an attempt, queued or running; returns within the grace time, in a terminal state."""
         if self.queue.discard(job):
-            job.fail(errors.Cancelled("cancelled while it waited"), agent_pb2.ATTEMPT_STATE_CANCELLED)
+            job.fail(self._stopped(began=False), agent_pb2.ATTEMPT_STATE_CANCELLED)
             self._forget(job)
             self.changed()
             return
