@@ -180,7 +180,7 @@ class SemanticIndex:
         flags: Sequence[str] = _DEFAULT_FLAGS,
         model_id: str = "",
         seed: int = 0,
-        consolidate_at: float = 0.05,
+        consolidate_at: float = 0.1,
     ) -> None:
         if isinstance(flags, str):
             raise ConfigError("flags is a str", where="SemanticIndex", hint="pass a sequence of names")

@@ -30,6 +30,7 @@ PEERS = ("hnswlib", "usearch", "faiss")
 OPTIONS = (
     Option("vectors", str, "", "a .npy file of float32 rows to use instead of the generator"),
     Option("rerank", str, "bf16", "int16, bf16, f32 or none"),
+    Option("parts", str, "sizes,churn", "sizes (all but the next), churn"),
 )
 
 K = 10
@@ -227,9 +228,13 @@ def at_recall(curve: list[tuple[float, float]], wanted: float) -> float | None:
 
 
 def run(bench: Bench) -> None:
-    for n in bench.sizes(default=(100_000, 1_000_000), quick=(4_000,)):
+    parts = str(bench.options["parts"]).split(",")
+    if not parts or set(parts) - {"sizes", "churn"}:
+        raise ConfigError(f"no such part: {','.join(parts)}", where="--parts", hint="use sizes, churn or both")
+    for n in bench.sizes(default=(100_000, 1_000_000), quick=(4_000,)) if "sizes" in parts else ():
         _size(bench, n)
-    _churn(bench)
+    if "churn" in parts:
+        _churn(bench)
 
 
 def _data(bench: Bench, n: int) -> tuple[Matrix, Matrix, Matrix]:

@@ -674,6 +674,11 @@ impl Graph {
     /// The paper's heuristic: the nearest candidates, without those that are nearer to a chosen one than to `base`.
     fn select(&self, store: &Store, base: u32, degree: usize, work: &mut Work) {
         work.chosen.clear();
+        self.add_diverse(store, base, degree, work);
+    }
+
+    /// The same, with what is chosen already.
+    fn add_diverse(&self, store: &Store, base: u32, degree: usize, work: &mut Work) {
         for at in 0..work.candidates.len() {
             if work.chosen.len() >= degree {
                 break;
@@ -782,18 +787,14 @@ impl Graph {
         if !old.iter().any(|link| store.dead(link.load(Ordering::Relaxed))) {
             return;
         }
-        let most = if level == 0 { 2 * self.m } else { self.m };
-        // One more for each lost, up to the full degree: rows that shrink a little at every repair end up thin.
-        let lost = old
-            .iter()
-            .filter(|link| store.dead(link.load(Ordering::Relaxed)))
-            .count();
-        let degree = (old.len() + lost).min(most);
+        // What is left of the row stays: choosing anew among all costs twice as much and finds less afterwards. One
+        // more comes for each lost, up to the full degree: rows that shrink a little at every repair end up thin.
+        work.chosen.clear();
         work.row.clear();
         for link in old {
             let id = link.load(Ordering::Relaxed);
             if !store.dead(id) {
-                work.row.push(id);
+                work.chosen.push(id);
                 continue;
             }
             for link in links(self.row(level, id)) {
@@ -803,16 +804,21 @@ impl Graph {
                 }
             }
         }
+        let kept = work.chosen.len();
+        let most = if level == 0 { 2 * self.m } else { self.m };
+        let degree = (2 * old.len() - kept).min(most).max(kept);
         work.row.sort_unstable();
         work.row.dedup();
+        let chosen = &work.chosen;
+        work.row.retain(|id| !chosen.contains(id));
         self.rank(store, slot, work);
-        self.select(store, slot, most, work);
+        self.add_diverse(store, slot, degree, work);
         for at in 0..work.candidates.len() {
             if work.chosen.len() >= degree {
                 break;
             }
             let id = work.candidates[at].1;
-            if !work.chosen.contains(&id) {
+            if !work.chosen[kept..].contains(&id) {
                 work.chosen.push(id);
             }
         }

@@ -64,7 +64,7 @@ impl Config {
             flags: Vec::new(),
             model: String::new(),
             seed: 0,
-            consolidate_at: 0.05,
+            consolidate_at: 0.1,
         }
     }
 

@@ -354,6 +354,75 @@ fn every_flipped_bit_and_every_cut_is_refused() {
     assert!(matches!(other, BrokerError::Model { .. }));
 }
 
+/// All that touches memory in an unsafe way, small enough for Miri: `cargo +nightly miri test -p pandacore-matching
+/// small_index`. Miri has no vector instructions, so it is the scalar path that runs there.
+#[test]
+fn small_index_is_searched_while_it_changes() {
+    const DIM: usize = 8;
+    for rerank in [Rerank::F32, Rerank::Bf16, Rerank::Int16, Rerank::None] {
+        let config = Config {
+            m: 4,
+            ef_construction: 8,
+            rerank,
+            flags: vec!["even".into()],
+            consolidate_at: 1.0,
+            ..Config::new(DIM)
+        };
+        let index = SemanticIndex::new(config, Costs::default()).unwrap();
+        let mut rng = Rng::new(7);
+        let ids: Vec<u64> = (0..24).collect();
+        let base = vectors(&mut rng, 24, DIM);
+        index.put(&ids, &base, DIM, 1, Mode::Add, 2).unwrap();
+        let queries = vectors(&mut rng, 3, DIM);
+        std::thread::scope(|scope| {
+            for executor in EXECUTORS {
+                let (index, queries) = (&index, &queries);
+                scope.spawn(move || {
+                    let mut scratch = SearchScratch::default();
+                    let params = Params {
+                        k: 20,
+                        ef: 40,
+                        require: 1,
+                        executor: Some(executor),
+                        ..Params::default()
+                    };
+                    for _ in 0..3 {
+                        let found = index
+                            .search_batch(queries, DIM, &params, 1, &mut scratch)
+                            .unwrap();
+                        assert!(found.iter().all(|answer| answer.ids.len() >= 16));
+                    }
+                });
+            }
+            index
+                .put(&[3, 4], &vectors(&mut rng, 2, DIM), DIM, 0, Mode::Update, 1)
+                .unwrap();
+            index.remove(&[5, 6, 7, 8]).unwrap();
+            index.consolidate().unwrap();
+            index
+                .put(&[30, 31], &vectors(&mut rng, 2, DIM), DIM, 1, Mode::Add, 1)
+                .unwrap();
+        });
+        index.consolidate().unwrap();
+        // The last readers have left, so these get the places of what was removed.
+        index
+            .put(&[5, 6], &vectors(&mut rng, 2, DIM), DIM, 1, Mode::Add, 1)
+            .unwrap();
+        let mut scratch = SearchScratch::default();
+        for executor in EXECUTORS {
+            let params = Params {
+                k: 40,
+                ef: 40,
+                executor: Some(executor),
+                ..Params::default()
+            };
+            let found = index.search(&queries[..DIM], &params, &mut scratch).unwrap();
+            assert_eq!(found.ids.len(), 24);
+        }
+        assert!(index.get(3).is_some() && index.get(7).is_none());
+    }
+}
+
 /// Readers beside a writer that replaces, removes and adds: in every answer each vector that is always there
 /// occurs exactly once, under its old or its new form; at rest the answers are those of an index built from
 /// scratch.
