@@ -230,7 +230,7 @@ def at_recall(curve: list[tuple[float, float]], wanted: float) -> float | None:
 def run(bench: Bench) -> None:
     parts = str(bench.options["parts"]).split(",")
     if not parts or set(parts) - {"sizes", "churn"}:
-        raise ConfigError(f"no such part: {','.join(parts)}", where="--parts", hint="use sizes, churn or both")
+        raise ConfigError(f"no such part: {parts}", where="--parts", hint="use sizes, churn or both")
     for n in bench.sizes(default=(100_000, 1_000_000), quick=(4_000,)) if "sizes" in parts else ():
         _size(bench, n)
     if "churn" in parts:
