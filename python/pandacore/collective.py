@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pandacore.registry import Registry
     from pandacore.reputation import Reputation, ReputationPolicy
     from pandacore.task import Event
+    from pandacore.team.client import AgentClient
     from pandacore.team.directory import Directory
     from pandacore.team.driver import EventStream, Run, Services
     from pandacore.team.host import Host
@@ -504,7 +505,8 @@ class Collective:
         """Take in the agents of another process, served by ``python -m pandacore.team.serve``.
 
         Every agent proves by a signature that its key is there. The host is watched: when it gives no proof
-        of life for about 1.5 s, its agents leave the collective, and runs that need them swap in others.
+        of life for about 1.5 s, its agents leave the collective, and runs that need them swap in others. If
+        it was only slow, they are taken in again once it answers, for up to ten minutes.
 
         Parameters
         ----------
@@ -531,20 +533,32 @@ class Collective:
         directory = self._open_services().directory
         client = directory.client_at(address)
         try:
-            found = await client.describe(timeout_s=_ATTACH_S)
-            for entry, _ in found:
-                if entry.agent_id in directory:
-                    raise errors.DuplicateId(f"agent {entry.name!r} is here already", where=address)
+            taken = await self._take_in(client)
         except BaseException:
             if not directory.at(address):
                 await directory.drop_client(address)
             raise
+        if (earlier := self._watches.pop(address, None)) is not None:
+            earlier.cancel()  # the host was gone, and would have been taken in again
+
+        async def back() -> None:
+            await self._take_in(client)
+            self._members_changed()
+
+        self._watches[address] = asyncio.get_running_loop().create_task(
+            watch(client, lambda: self._host_down(address), back), name=f"pandacore watch {address}"
+        )
+        return taken
+
+    async def _take_in(self, client: AgentClient) -> int:
+        """Ask a host for its agents and add them: all of them, or none."""
+        directory = self._open_services().directory
+        found = await client.describe(timeout_s=_ATTACH_S)
+        for entry, _ in found:
+            if entry.agent_id in directory:
+                raise errors.DuplicateId(f"agent {entry.name!r} is here already", where=client.address)
         for entry, concurrency in found:
             directory.add(entry, concurrency=concurrency)
-        loop = asyncio.get_running_loop()
-        self._watches[address] = loop.create_task(
-            watch(client, lambda: self._host_down(address)), name=f"pandacore watch {address}"
-        )
         return len(found)
 
     def _host_down(self, address: str) -> None:
@@ -553,7 +567,6 @@ class Collective:
         for agent_id in gone:
             directory.remove(agent_id)
         self._members_changed()
-        self._watches.pop(address, None)
 
     def _members_changed(self) -> None:
         for run in list(self._runs):

@@ -65,6 +65,22 @@ async def test_agents_of_another_process_join_and_work(tmp_path: Path) -> None:
         assert await process.wait() == 0
 
 
+async def test_host_that_was_only_slow_is_taken_in_again(tmp_path: Path) -> None:
+    async with host(tmp_path) as (process, address), pc.Collective.local() as c:
+        await c.attach(address)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(30):
+                while len(c.registry):
+                    await asyncio.sleep(0.05)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(30):
+            while len(c.registry) < 2:
+                await asyncio.sleep(0.05)
+        assert (await c.run("hello")).output == f"hello by {process.pid}"
+
+
 async def test_attaching_to_nobody_is_a_typed_error() -> None:
     async with pc.Collective.local() as c:
         with pytest.raises((errors.ConnectionLost, errors.DeadlineExceeded)):
