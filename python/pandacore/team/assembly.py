@@ -90,13 +90,16 @@ class Assembler:
         """
         declined: set[bytes] = set()
         rounds = asked = lost = 0
+        last = False
         wait_s = _BACKOFF_S[0]
         while True:
             try:
                 team, mode = self._propose(required, exclude | declined)
             except errors.NoTeam as error:
-                if self._ask is None or asked == MAX_ASKS or not await self._ask(error.missing):
+                if self._ask is None or asked == MAX_ASKS or last:
                     raise
+                # Without an offer there is one more attempt: agents may have been announced meanwhile.
+                last = not await self._ask(error.missing)
                 asked += 1
                 continue
             # Agents may leave at any moment; the registry learns of it a little later than the directory.

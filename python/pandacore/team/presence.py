@@ -275,6 +275,8 @@ class Presence:
         """Ask this host's own factory and then all others for agents; true if there are new ones now."""
         if self.node.ended:
             return False
+        if await self._refresh():
+            return True
         wanted = Request(0, self.node.id, 0, tuple(sorted(missing)))
         if await self._make(wanted):
             return True
@@ -284,11 +286,13 @@ class Presence:
         await self._refresh()
         return bool(offers)
 
-    async def _refresh(self) -> None:
+    async def _refresh(self) -> bool:
+        """Take in what the node has learned; true if any agent changed."""
         async with self._refreshing:
             fed, changes = await asyncio.to_thread(self._directory.refresh)
             if fed or changes is not None:
                 self._directory.learn(changes)
+            return bool(fed)
 
     async def _follow(self) -> None:
         loop = asyncio.get_running_loop()
