@@ -174,7 +174,7 @@ def exit_code_of_kind(kind: str) -> Exit:
     from pandacore import errors
 
     found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, ConnectionLost | ModelUnavailable):
+    if isinstance(found, type) and issubclass(found, ConnectionLost | ModelUnavailable | JoinRefused):
         return Exit.UNREACHABLE
     return Exit.FAILED
 

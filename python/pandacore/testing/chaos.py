@@ -349,7 +349,6 @@ class _Proxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        writers = [writer]
         pumps: list[asyncio.Future[None]] = []
         # Shielded: a connection that is cancelled while it opens would never be closed.
         opening = asyncio.ensure_future(asyncio.open_connection("127.0.0.1", self._target))
@@ -363,10 +362,14 @@ class _Proxy:
         finally:
             for pump in pumps:
                 pump.cancel()
+            # Before any await: this task may be cancelled once more at each of them.
+            writer.close()
+            opening.add_done_callback(_close_opened)
             await asyncio.gather(*pumps, return_exceptions=True)
-            with contextlib.suppress(ConnectionError):
-                writers.append((await opening)[1])
-            await _closed(*writers)
+            await asyncio.wait({opening})
+            if (up := _opened(opening)) is not None:
+                await _closed(up)
+            await _closed(writer)
 
     async def _harm(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while part := await reader.read(65_536):
@@ -386,6 +389,17 @@ class _Proxy:
                 if self._reset:
                     _reset(writer)
                 return
+
+
+def _close_opened(opening: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    if (up := _opened(opening)) is not None:
+        up.close()
+
+
+def _opened(
+    opening: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+) -> asyncio.StreamWriter | None:
+    return None if opening.cancelled() or opening.exception() else opening.result()[1]
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -412,12 +426,10 @@ async def _end(server: asyncio.Server, tasks: set[asyncio.Task[None]]) -> None:
     await server.wait_closed()
 
 
-async def _closed(*writers: asyncio.StreamWriter) -> None:
-    for writer in writers:
-        writer.close()
-    for writer in writers:
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
