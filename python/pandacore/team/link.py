@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ class Subscription:
         self._link._leave(self._number, told=self._ended)
 
 
-class Link:
+class Link(ABC):
     """Calls and their replies, matched by number; how they travel is up to the subclass.
 
     Calls arrive in the order in which they were made.
@@ -172,8 +173,9 @@ class Link:
         for waiter in waiting.values():
             waiter.failed(errors.ConnectionLost(why, hint=hint))
 
+    @abstractmethod
     def _send(self, call: agent_pb2.Call) -> None:
-        raise NotImplementedError
+        """Put a call on its way; raises ``ConnectionLost`` once closed."""
 
     async def close(self) -> None:
         """End the link; what still waits ends as ``ConnectionLost``."""
