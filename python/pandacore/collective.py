@@ -180,7 +180,6 @@ class Collective:
         admission: bytes | None = None,
         ticket: Ticket | None = None,
         on_request: OnRequest | None = None,
-        plaintext: bool = False,
         timeout_s: float = 30.0,
         model: str | ModelClient | None = None,
         journal: str | os.PathLike[str] | Journal | None = None,
@@ -209,9 +208,10 @@ class Collective:
             The host's identity. Default: a fresh one.
         bind : str
             Where it listens, ``host:port``: gossip over UDP, and the team plane over TCP, on the same port
-            where that is free.
+            where that is free. Both are encrypted. ``0.0.0.0:0``: on all networks of the machine.
         advertise : str, optional
-            Under which ``host:port`` others reach it, if not under the bound one.
+            Under which ``host:port`` others reach it, if not under the bound one. Default for ``0.0.0.0``:
+            the address from which this machine reaches its first seed, or the world.
         state_dir : path, optional
             Keeps what a restarted host with the same key should know. One process at a time may use it.
         admission, ticket
@@ -220,8 +220,6 @@ class Collective:
             Called with a :class:`~pandacore.gossip.Request` when a team lacks capabilities that nobody has
             announced; answers agents (what :meth:`add` takes) that it can start for it, or None. May be
             async. At most 64 agents are started so.
-        plaintext : bool
-            Allow another address than a loopback one, although the team plane is not encrypted.
         timeout_s : float
             For coming in.
         model, journal, embedder, semantic, seed, trust, reputation, clock
@@ -249,7 +247,6 @@ class Collective:
             ticket=ticket,
             timeout_s=timeout_s,
             on_request=on_request,
-            plaintext=plaintext,
         )
         return cls(
             model=model,
@@ -381,7 +378,6 @@ class Collective:
 
         joining = self._joining
         assert joining is not None
-        joining.check_network()
         target, seeds = joining.target()
         key = joining.key or KeyPair.generate()
         # In a thread, because names of seeds may have to be resolved.
@@ -411,7 +407,7 @@ class Collective:
         self._host = Host(model=model, load_changed=load_changed, clients=directory.clients)
         stack.push_async_callback(self._host.close)
         endpoint = await self._host.start_beside(
-            node, bind=joining.bind, advertise=joining.advertise, doorman=Doorman(node.id, target, is_member)
+            node, key=key, bind=joining.bind, doorman=Doorman(node.id, target, is_member)
         )
         self._presence = presence = Presence(
             node,

@@ -72,6 +72,8 @@ __all__ = [
     "simulate_round",
     "simulate_rumor",
     "simulate_tree",
+    "team_anchor",
+    "team_identity",
     "time_replica",
 ]
 
@@ -246,6 +248,16 @@ def hosting_proof(agent: KeyPair, collective: bytes, host: bytes, since: int = 1
     return agent.sign(_core.hosting_message(collective, agent.public, host, since))
 
 
+def team_identity(key: KeyPair) -> tuple[bytes, bytes]:
+    """A fresh private key for the team plane's TLS, and the host key's certificate for it; both in DER."""
+    return _core.team_identity(key._core.seed())
+
+
+def team_anchor(host: bytes) -> tuple[bytes, str]:
+    """The trust anchor (DER) to which only certificates of the host lead, and the name in them."""
+    return _core.team_anchor(_bytes32("host", host))
+
+
 def issue_ticket(admission: KeyPair, collective: bytes, host: bytes, *, not_after: int) -> Ticket:
     """Sign, as a collective's admission key, that ``host`` may join until ``not_after``."""
     return Ticket(not_after, admission.sign(_core.ticket_message(collective, host, not_after)))
@@ -281,7 +293,9 @@ class Node:
         self.collective: bytes = core.collective
         """The collective's id."""
         self.address: str = core.address
-        """Where it listens, as ``host:port``; a seed for others."""
+        """Where others reach it, as ``host:port``; a seed for them."""
+        self.port: int = core.port
+        """The UDP port on which it listens."""
 
     @classmethod
     def start(
@@ -308,7 +322,8 @@ class Node:
         bind : str
             Where to listen, ``host:port``; port 0 takes a free one.
         advertise : str, optional
-            Under which address others dial this host. Default: the bound one.
+            Under which address others dial this host. Default: the bound one, or for ``0.0.0.0`` the one from
+            which this machine reaches its first seed, or the world.
         seeds : sequence of str
             Hosts that may already be there: ``host:port``, or ``did:key:…@host:port`` to pin the key.
         state_dir : path, optional

@@ -17,7 +17,8 @@ from pandacore.rpc.errors import error_of_call, from_detail
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.team.card import NONCE_BYTES, read_card
 from pandacore.team.entry import Entry
-from pandacore.team.link import Link, LocalLink, StreamLink
+from pandacore.team.link import Link, LocalLink, StreamLink, hint_of_loss
+from pandacore.team.tls import open_sealed_channel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -116,6 +117,8 @@ class AgentClient:
     ----------
     address : str
         ``host:port`` of the host.
+    peer : bytes, optional
+        The host's id: calls are encrypted, and reach nobody else. Default: plaintext, for loopback.
     host : Host, optional
         The host itself where it is in this process: the same messages then skip the socket.
     metadata : callable, optional
@@ -126,12 +129,13 @@ class AgentClient:
         self,
         address: str,
         *,
+        peer: bytes | None = None,
         host: Host | None = None,
         metadata: Callable[[], Metadata] | None = None,
     ) -> None:
         self.address = address
         self._metadata = metadata or tuple
-        self._channel = open_channel(address)
+        self._channel = open_channel(address) if peer is None else open_sealed_channel(address, peer)
         self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
         self._link: Link = (
             StreamLink(address, lambda: self._stub.Link(metadata=self._metadata()))
@@ -302,9 +306,8 @@ def call_error(error: grpc.aio.AioRpcError, where: str) -> errors.PandacoreError
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded("no answer in time", where=where, hint="raise the deadline")
         case grpc.StatusCode.UNAVAILABLE:
-            return errors.ConnectionLost(
-                error.details() or "unreachable", where=where, hint="check that the host still runs"
-            )
+            why = error.details() or "unreachable"
+            return errors.ConnectionLost(why, where=where, hint=hint_of_loss(why))
         case grpc.StatusCode.CANCELLED:
             return errors.Cancelled("the call was cancelled", where=where)
         case code:

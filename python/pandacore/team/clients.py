@@ -36,7 +36,8 @@ class Clients:
     Parameters
     ----------
     passport : Passport, optional
-        Makes the passes of calls to addresses that name their host, ``did:key:…@host:port``.
+        Makes the passes of calls to addresses that name their host, ``did:key:…@host:port``. Such calls are
+        encrypted; others go in plaintext, for loopback.
     """
 
     def __init__(self, passport: Passport | None = None) -> None:
@@ -57,16 +58,16 @@ class Clients:
                     asyncio.get_running_loop().create_task(self._clients.pop(idle).close())
             own = self.host if self.host is not None and self.host.address == address else None
             did, _, place = address.rpartition("@")
-            client = AgentClient(place, host=own, metadata=self._metadata(did))
+            peer = parse_did(did) if did else None
+            client = AgentClient(place, peer=peer, host=own, metadata=self._metadata(peer))
             self._clients[address] = client
         return client
 
-    def _metadata(self, did: str) -> Callable[[], Metadata] | None:
+    def _metadata(self, peer: bytes | None) -> Callable[[], Metadata] | None:
         passport = self._passport
-        if passport is None or not did:
+        if passport is None or peer is None:
             return None
-        audience = parse_did(did)
-        return lambda: passport.metadata(audience)
+        return lambda: passport.metadata(peer)
 
     async def keep(self, dids: Collection[str]) -> None:
         """Close the clients of named hosts that are not among ``dids``."""

@@ -33,6 +33,7 @@ from pandacore.team.clients import Clients
 from pandacore.team.desk import serve_link
 from pandacore.team.member import Nodes
 from pandacore.team.queue import WorkQueue
+from pandacore.team.tls import server_credentials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pandacore.gossip import Node
     from pandacore.models.client import ModelClient
     from pandacore.team.passes import Doorman
+    from pandacore.trust import KeyPair
 
 __all__ = ["CANCEL_GRACE_S", "Host", "Job", "Tell"]
 
@@ -418,18 +420,22 @@ class Host:
         self.address = ""
 
     async def start(
-        self, bind: str = "127.0.0.1:0", *, advertise: str | None = None, doorman: Doorman | None = None
+        self,
+        bind: str = "127.0.0.1:0",
+        *,
+        doorman: Doorman | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> str:
-        """Bind and serve; answers the address for callers as ``host:port``.
+        """Bind and serve; answers the bound address as ``host:port``.
 
         Parameters
         ----------
         bind : str
             ``host:port``; port 0 takes a free one.
-        advertise : str, optional
-            The name or address that callers use instead of the bound one.
         doorman : Doorman, optional
             Judges the callers; default: everybody may call.
+        credentials : grpc.ServerCredentials, optional
+            See :func:`pandacore.team.tls.server_credentials`. Default: plaintext, for loopback.
         """
         server = grpc.aio.server(options=OPTIONS, interceptors=[doorman] if doorman else [])
         agent_pb2_grpc.add_AgentServiceServicer_to_server(_Servicer(self), server)
@@ -439,7 +445,11 @@ class Host:
         reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         ip, _, wanted = bind.rpartition(":")
         try:
-            port = server.add_insecure_port(bind)
+            port = (
+                server.add_insecure_port(bind)
+                if credentials is None
+                else server.add_secure_port(bind, credentials)
+            )
         except RuntimeError as error:
             raise errors.ConfigError(
                 f"cannot listen: {error}", where=bind, hint="choose another address or port"
@@ -450,23 +460,25 @@ class Host:
         for service in ("", name):
             await status.set(service, health_pb2.HealthCheckResponse.SERVING)
         self._server = server
-        self.address = f"{advertise or ip}:{port}"
+        self.address = f"{ip}:{port}"
         return self.address
 
-    async def start_beside(self, node: Node, *, bind: str, advertise: str | None, doorman: Doorman) -> str:
-        """Serve next to a gossip node, under the same port number where it is free.
+    async def start_beside(self, node: Node, *, key: KeyPair, bind: str, doorman: Doorman) -> str:
+        """Serve next to a gossip node with its key, under the same port number where it is free.
 
         Answers the plain endpoint, ``host:port``; :attr:`address` then names the host as well.
         """
         ip, _, wanted = bind.rpartition(":")
-        name = advertise.rpartition(":")[0] if advertise else None
-        port = node.address.rpartition(":")[2]
+        credentials = server_credentials(key)
         try:
-            endpoint = await self.start(f"{ip}:{port}", advertise=name, doorman=doorman)
+            bound = await self.start(f"{ip}:{node.port}", doorman=doorman, credentials=credentials)
         except errors.ConfigError:
             if wanted != "0":
                 raise
-            endpoint = await self.start(f"{ip}:0", advertise=name, doorman=doorman)
+            bound = await self.start(f"{ip}:0", doorman=doorman, credentials=credentials)
+        endpoint, port = node.address, bound.rpartition(":")[2]
+        if port != str(node.port):
+            endpoint = f"{endpoint.rpartition(':')[0]}:{port}"
         self.address = f"{node.did}@{endpoint}"
         return endpoint
 

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
     from pandacore.team.host import Host
 
-__all__ = ["Link", "LocalLink", "StreamLink", "Subscription"]
+__all__ = ["Link", "LocalLink", "StreamLink", "Subscription", "hint_of_loss"]
+
+
+def hint_of_loss(why: str) -> str:
+    """What to do about a broken connection."""
+    if "handshake" in why:
+        return "another host answers there, or without TLS: check the address, and what stands between"
+    return "check that the host still runs"
 
 
 class _Once:
@@ -209,7 +216,7 @@ class StreamLink(Link):
         """A stream is over; the next call opens another."""
         if self._stream is stream:
             self._stream = None
-            self._broke(why, "check that the host still runs")
+            self._broke(why, hint_of_loss(why))
 
     async def close(self) -> None:
         """See :meth:`Link.close`."""

@@ -73,31 +73,6 @@ class Joining:
     ticket: Ticket | None = None
     timeout_s: float = 30.0
     on_request: OnRequest | None = None
-    plaintext: bool = False
-
-    def check_network(self) -> None:
-        """Refuse to serve other machines over a plaintext team plane, unless that was asked for.
-
-        Raises
-        ------
-        ConfigError
-            ``bind`` is no loopback address and ``plaintext`` is not set.
-        """
-        import ipaddress
-
-        name = self.bind.rpartition(":")[0].strip("[]")
-        if not name:
-            return  # no address at all: the node says so
-        try:
-            loopback = name == "localhost" or ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback and not self.plaintext:
-            raise errors.ConfigError(
-                "the team plane is not encrypted, so a host listens on loopback only",
-                where=self.bind,
-                hint="use a tunnel, or pass plaintext=True (--plaintext) in a network that you trust",
-            )
 
     def target(self) -> tuple[bytes, tuple[str, ...]]:
         """The collective's id and the seeds, without the id that a seed may carry after a slash.

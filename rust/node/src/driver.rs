@@ -1,6 +1,6 @@
 //! The event loop: feeds the node, carries out what it asks.
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -50,14 +50,19 @@ pub(crate) struct Driver {
     seeds: BTreeMap<SocketAddr, Option<HostId>>,
 }
 
-type Prepared = (Driver, Arc<Shared>, mpsc::UnboundedSender<Order>, SocketAddr);
+type Prepared = (Driver, Arc<Shared>, mpsc::UnboundedSender<Order>, [SocketAddr; 2]);
 
 fn local_address(bound: SocketAddr, seeds: &[SocketAddr]) -> SocketAddr {
     if !bound.ip().is_unspecified() {
         return bound;
     }
+    // Where there is no seed, the way to the world: an address for documentation, which nobody has.
+    let far = match bound {
+        SocketAddr::V4(_) => (Ipv4Addr::new(192, 0, 2, 1), 9).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
+    };
     // Connecting a UDP socket sends nothing; it only picks the route.
-    let route = seeds.first().and_then(|seed| {
+    let route = seeds.first().or(Some(&far)).and_then(|seed| {
         let any: SocketAddr = if seed.is_ipv4() {
             ([0, 0, 0, 0], 0).into()
         } else {
@@ -67,7 +72,7 @@ fn local_address(bound: SocketAddr, seeds: &[SocketAddr]) -> SocketAddr {
         socket.connect(seed).ok()?;
         socket.local_addr().ok()
     });
-    let ip = route.map_or_else(|| std::net::Ipv4Addr::LOCALHOST.into(), |address| address.ip());
+    let ip = route.map_or_else(|| Ipv4Addr::LOCALHOST.into(), |address| address.ip());
     SocketAddr::new(ip, bound.port())
 }
 
@@ -123,20 +128,21 @@ pub(crate) fn prepare(options: Options) -> Result<Prepared, StartError> {
     let mut rng = Rng::new(options.seed.unwrap_or_else(|| word(0)));
     let crypto: Arc<dyn Crypto> = Arc::new(Ed25519(options.key));
     let me = crypto.id();
+    let reached = options.advertise.unwrap_or_else(|| local_address(bound, &seeds));
     let record = HostRecord {
         host: me,
         epoch,
         incarnation: 0,
         instance: word(8),
-        address: options.advertise.unwrap_or_else(|| local_address(bound, &seeds)),
+        address: reached,
         other: None,
         left: false,
         sig: Sig([[0; 32]; 2]),
     };
     let mut first = Vec::new();
     let started = Instant::now();
-    seeds.retain(|address| *address != bound);
-    known.retain(|address| *address != bound);
+    seeds.retain(|address| ![bound, reached].contains(address));
+    known.retain(|address| ![bound, reached].contains(address));
     let mut node = Node::new(
         options.config,
         options.collective,
@@ -181,7 +187,7 @@ pub(crate) fn prepare(options: Options) -> Result<Prepared, StartError> {
         first,
         seeds: pinned,
     };
-    Ok((driver, shared, sender, bound))
+    Ok((driver, shared, sender, [reached, bound]))
 }
 
 impl Driver {

@@ -8,6 +8,7 @@
     reason = "this is where time and sockets enter"
 )]
 
+mod certificate;
 mod driver;
 mod feed;
 pub mod measure;
@@ -26,6 +27,7 @@ use pandacore_gossip::{Command, Config, HostId, Node, Sig, StopReason};
 use pandacore_trust::{AgentId, KeyPair};
 use tokio::sync::mpsc;
 
+pub use certificate::{TEAM_NAME, TeamIdentity, anchor, team_identity};
 pub use feed::{Fed, Feed};
 pub use state::StateError;
 
@@ -46,7 +48,8 @@ pub struct Options {
     pub collective: [u8; 32],
     /// Where to listen; port 0 takes a free one.
     pub bind: SocketAddr,
-    /// Under which address others dial it; default: the bound one.
+    /// Under which address others dial it; default: the bound one, or if that is none in particular, the one from
+    /// which this machine reaches its first seed, or the world.
     pub advertise: Option<SocketAddr>,
     /// Hosts that may already be there.
     pub seeds: Vec<Seed>,
@@ -199,6 +202,7 @@ pub struct Handle {
     orders: mpsc::UnboundedSender<Order>,
     thread: Mutex<Option<JoinHandle<()>>>,
     address: SocketAddr,
+    bound: SocketAddr,
     pid: u32,
 }
 
@@ -207,7 +211,7 @@ pub struct Handle {
 /// # Errors
 /// [`StartError`]; nothing runs then.
 pub fn start(options: Options) -> Result<Handle, StartError> {
-    let (driver, shared, orders, address) = driver::prepare(options)?;
+    let (driver, shared, orders, [address, bound]) = driver::prepare(options)?;
     let thread = std::thread::Builder::new()
         .name("pandacore-node".into())
         .spawn(move || driver.run())
@@ -217,15 +221,22 @@ pub fn start(options: Options) -> Result<Handle, StartError> {
         orders,
         thread: Mutex::new(Some(thread)),
         address,
+        bound,
         pid: std::process::id(),
     })
 }
 
 impl Handle {
-    /// Where it listens.
+    /// Where others reach it.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn bound(&self) -> SocketAddr {
+        self.bound
     }
 
     /// Whether this process started it. A fork has a copy of the handle, but not of the thread.

@@ -18,7 +18,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible, 
 
 const ALPN: &[u8] = b"panda/1";
 /// RFC 8410: everything of these encodings but the key itself is constant.
-const SPKI_PREFIX: [u8; 12] = [
+pub(crate) const SPKI_PREFIX: [u8; 12] = [
     0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
 ];
 const PKCS8_PREFIX: [u8; 16] = [

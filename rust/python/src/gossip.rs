@@ -9,7 +9,8 @@ use pandacore_gossip::{
     State, StopReason, Subscription, hosting_message,
 };
 use pandacore_node::{
-    Feed, Handle, Options, Refused, Seed, StartError, StateError as DirError, start, ticket_message,
+    Feed, Handle, Options, Refused, Seed, StartError, StateError as DirError, TEAM_NAME, anchor, start,
+    team_identity, ticket_message,
 };
 use pandacore_trust::{AgentId, KeyPair};
 use pyo3::import_exception;
@@ -174,6 +175,27 @@ pub(crate) fn py_ticket_message<'py>(
         py,
         &ticket_message(&key32("a collective id", collective)?, &host, not_after),
     ))
+}
+
+/// What a host serves the team plane with: a fresh private key and its certificate, in DER.
+#[pyfunction(name = "team_identity")]
+pub(crate) fn py_team_identity<'py>(
+    py: Python<'py>,
+    seed: &[u8],
+) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+    let key = KeyPair::from_seed(&key32("a key's seed", seed)?);
+    let made = team_identity(&key).map_err(StateError::new_err)?;
+    Ok((PyBytes::new(py, &made.key), PyBytes::new(py, &made.certificate)))
+}
+
+/// What callers of a host's team plane go by: the one certificate to trust, in DER, and the name that it stands for.
+#[pyfunction]
+pub(crate) fn team_anchor<'py>(
+    py: Python<'py>,
+    host: &[u8],
+) -> PyResult<(Bound<'py, PyBytes>, &'static str)> {
+    let host = HostId(key32("a host id", host)?);
+    Ok((PyBytes::new(py, &anchor(&host)), TEAM_NAME))
 }
 
 /// An agent as Python gets it: one allocation a field, made under the interpreter's lock after the node's is released.
@@ -348,6 +370,11 @@ impl PyNode {
             host,
             collective,
         })
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.handle.bound().port()
     }
 
     #[getter]

@@ -19,10 +19,10 @@ mod _core {
 
     #[pymodule_export]
     use crate::gossip::{
-        PyNode, comparison_sizes, encode_announcement, py_hosting_message, py_ticket_message,
-        simulate_average, simulate_detection, simulate_false_deaths, simulate_faults, simulate_healing,
-        simulate_idle, simulate_pauses, simulate_round, simulate_rumor, simulate_tree, time_replica,
-        trust_record_key,
+        PyNode, comparison_sizes, encode_announcement, py_hosting_message, py_team_identity,
+        py_ticket_message, simulate_average, simulate_detection, simulate_false_deaths, simulate_faults,
+        simulate_healing, simulate_idle, simulate_pauses, simulate_round, simulate_rumor, simulate_tree,
+        team_anchor, time_replica, trust_record_key,
     };
 
     #[pymodule_export]

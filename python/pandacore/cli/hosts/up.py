@@ -45,7 +45,6 @@ class _Wanted:
     key: str | None = None
     state_dir: str | None = None
     model: str | None = None
-    plaintext: bool = False
     agents: tuple[_Crew, ...] = field(default=())
 
 
@@ -81,9 +80,6 @@ def up(
     standby: list[str] = typer.Option(
         [], "--standby", metavar="AGENTS", help="Agents that start only when a team lacks them."
     ),
-    plaintext: bool = typer.Option(
-        False, "--plaintext", help="Listen beyond loopback, although calls are not encrypted."
-    ),
     replicas: int = typer.Option(1, "--replicas", min=1, max=100_000, help="Agents of each marked function."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object when it is ready."),
 ) -> None:
@@ -112,7 +108,6 @@ def up(
     wanted = replace(
         wanted,
         **{name: value for name, value in given.items() if value is not None},
-        plaintext=wanted.plaintext or plaintext,
         seeds=(*wanted.seeds, *seed),
         agents=(*wanted.agents, *crews),
     )
@@ -143,7 +138,6 @@ async def _run(wanted: _Wanted, *, as_json: bool) -> Exit:
             bind=wanted.bind,
             advertise=wanted.advertise,
             state_dir=wanted.state_dir,
-            plaintext=wanted.plaintext,
             model=client,
         )
         entering = asyncio.ensure_future(joining.__aenter__())
@@ -209,13 +203,10 @@ def _read(path: Path) -> _Wanted:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"is no TOML: {error}", where=str(path), hint="correct the file") from error
     where = str(path)
-    _known(table, (*_TEXTS, "plaintext", "seeds", "agents"), where)
+    _known(table, (*_TEXTS, "seeds", "agents"), where)
     for name in _TEXTS:
         if not isinstance(table.get(name, ""), str):
             raise ConfigError(f"{name} must be a text", where=where, hint=f'write {name} = "..."')
-    plaintext = table.get("plaintext", False)
-    if not isinstance(plaintext, bool):
-        raise ConfigError("plaintext must be true or false", where=where, hint="write plaintext = true")
     seeds, crews = table.get("seeds", []), table.get("agents", [])
     if not isinstance(seeds, list) or not all(isinstance(s, str) for s in seeds):
         raise ConfigError("seeds must be a list of texts", where=where, hint='write seeds = ["..."]')
@@ -223,7 +214,6 @@ def _read(path: Path) -> _Wanted:
         raise ConfigError("agents must be tables", where=where, hint='write [[agents]] and use = "module"')
     return _Wanted(
         **{name: table[name] for name in _TEXTS if name in table},
-        plaintext=plaintext,
         seeds=tuple(seeds),
         agents=tuple(_crew(crew, f"{where}: agents[{n}]") for n, crew in enumerate(crews)),
     )
