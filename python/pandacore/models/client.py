@@ -148,6 +148,7 @@ class ModelClient:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
+        self._calls: pb_grpc.ModelServiceStub | None = None
         self._closed = False
         self._no_schema = False  # the server said that it cannot constrain to a schema
         self._endpoint: Endpoint = endpoint(target, self._new_endpoint)
@@ -440,7 +441,7 @@ class ModelClient:
         """Close the connection; running calls are cancelled. Safe to call twice."""
         self._own_process()
         self._closed = True
-        channel, self._channel = self._channel, None
+        channel, self._channel, self._calls = self._channel, None, None
         if channel is not None:
             await channel.close()
 
@@ -484,7 +485,7 @@ class ModelClient:
                 where=self.target,
                 hint="make one client per event loop",
             )
-        if self._channel is None:
+        if self._calls is None:  # made once: a stub looks up every method it has
             self._channel = grpc.aio.insecure_channel(
                 self.target,
                 options=[
@@ -498,7 +499,8 @@ class ModelClient:
                     ("grpc.max_reconnect_backoff_ms", 5_000),
                 ],
             )
-        return pb_grpc.ModelServiceStub(self._channel)
+            self._calls = pb_grpc.ModelServiceStub(self._channel)
+        return self._calls
 
     def _named(self, request: ChatRequest) -> ChatRequest:
         return request if request.model or not self.model else replace(request, model=self.model)

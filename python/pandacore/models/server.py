@@ -18,7 +18,15 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 import grpc
@@ -284,27 +292,28 @@ class _Servicer(pb_grpc.ModelServiceServicer):
             check_schema(request.output.schema, where="structured_output.json_schema")
         return request
 
-    async def _tracked(self, request: ChatRequest, work: Any) -> Any:
-        """Run ``work`` as a task that `Abort` can find; an abort ends it as `Cancelled`."""
+    async def _tracked(self, request: ChatRequest, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do ``work`` in a task that `Abort` can find: this one. An abort ends it as `Cancelled`."""
         key = request.request_id
         if key in self._running:
             work.close()
             raise StateError(
                 f"request {key!r} is running already", where="request_id", hint="use a new id per request"
             )
-        task = asyncio.ensure_future(work)
+        task = asyncio.current_task()
+        assert task is not None
         if key:
             self._running[key] = task
         try:
-            return await task
+            return await work
         except asyncio.CancelledError:
             if key in self._aborted:
+                task.uncancel()  # the call goes on, to tell its caller so
                 raise Cancelled(f"request {key} was aborted", where="model server") from None
             raise
         finally:
             self._running.pop(key, None)
             self._aborted.discard(key)
-            await _stopped(task)
 
     async def _run(
         self,

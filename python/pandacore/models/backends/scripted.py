@@ -122,6 +122,13 @@ class ScriptedBackend(Backend):
 
     async def chat(self, request: ChatRequest) -> ChatResult:
         result: ChatResult | None = None
+        if not self._delay_s:  # no pieces that somebody would wait for
+            self.requests.append(request)
+            try:
+                return await self._result(request)
+            except asyncio.CancelledError:
+                self.cancelled.append(request.request_id)
+                raise
         async for delta in self.chat_stream(request):
             result = delta.result or result
         assert result is not None
