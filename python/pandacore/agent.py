@@ -149,11 +149,8 @@ class Agent:
         self.concurrency = concurrency
         self.queue_limit = queue_limit if queue_limit is not None else max(16, 4 * concurrency)
         self.key = key if key is not None else KeyPair.generate()
-
-    @property
-    def id(self) -> bytes:
+        self.id: bytes = self.key.public
         """The 32-byte public key."""
-        return self.key.public
 
     @property
     def did(self) -> str:

@@ -26,7 +26,7 @@ from pandacore import errors
 from pandacore.planted import PLANTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["Journal", "Kind", "Record", "RunInfo"]
 
@@ -38,6 +38,9 @@ MAX_BATCH: Final = 1_000
 """Most records of one commit."""
 _DAMAGE: Final = (sqlite3.Error, UnicodeDecodeError)  # a flipped bit in a text is found when it is decoded
 _APPLICATION_ID: Final = 0x70_61_6E_64  # "pand"
+
+
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class Kind(StrEnum):
@@ -82,7 +85,8 @@ class _Write:
     kind: Kind
     body: str
     at: float
-    done: Callable[[errors.PandacoreError | None], None]
+    written: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
 
 
 class Journal:
@@ -144,38 +148,34 @@ class Journal:
         StateError, ForkError
             The journal is closed, or belongs to another process.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-
-        def settle(error: errors.PandacoreError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        def done(error: errors.PandacoreError | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-                loop.call_soon_threadsafe(settle, error)
-
-        write = self._prepare(run_id, kind, body, done)
-        self._queue.put(write)
+        seq, written = self._put(run_id, kind, body)
         if self.durability == "sync" and "acknowledge_before_commit" not in PLANTED:
-            await future
-        else:
-            future.add_done_callback(asyncio.Future.exception)  # the next call raises what failed here
-        return write.seq
+            await written
+        return seq
 
-    def _prepare(
-        self, run_id: str, kind: Kind, body: Any, done: Callable[[errors.PandacoreError | None], None]
-    ) -> _Write:
-        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    def write(self, run_id: str, kind: Kind, body: Any) -> asyncio.Future[None] | None:
+        """As :meth:`append`, without waiting: the future is done when the record is on disk.
+
+        Records are on disk in the order in which they were written. None: nothing is to be waited for,
+        with ``durability="async"``.
+        """
+        _, written = self._put(run_id, kind, body)
+        if self.durability == "sync" and "acknowledge_before_commit" not in PLANTED:
+            return written
+        return None
+
+    def _put(self, run_id: str, kind: Kind, body: Any) -> tuple[int, asyncio.Future[None]]:
+        loop = asyncio.get_running_loop()
+        text = _ENCODE(body)
         with self._mutex:
             self._check()
             seq = self._next.get(run_id, 1)
             self._next[run_id] = seq + 1
-        return _Write(run_id, seq, kind, text, time.time(), done)
+        written: asyncio.Future[None] = loop.create_future()
+        # A failure that nobody awaits is raised by the next call.
+        written.add_done_callback(_heed)
+        self._queue.put(_Write(run_id, seq, kind, text, time.time(), written, loop))
+        return seq, written
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -237,8 +237,12 @@ class Journal:
                 self.commits += 1
             except sqlite3.Error as failure:
                 self._failed = _storage_error(failure, self.path)
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         for write in writes:
-            write.done(self._failed)
+            by_loop.setdefault(write.loop, []).append(write.written)
+        for loop, futures in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                loop.call_soon_threadsafe(_settle, futures, self._failed)
 
     def read(self, run_id: str, *, after: int = 0) -> Iterator[Record]:
         """The records of a run in order, each verified.
@@ -366,6 +370,21 @@ class Journal:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _settle(futures: list[asyncio.Future[None]], error: errors.PandacoreError | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def _heed(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -20,7 +20,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pandacore import Agent, AgentContext, Task, errors
 from pandacore.rpc.channel import MAX_PAYLOAD, open_channel
 from pandacore.rpc.v1 import agent_pb2
-from pandacore.team.client import Accepted, AgentClient, Completed, Progress, Started, SubtaskError
+from pandacore.team.client import (
+    Accepted,
+    AgentClient,
+    AgentEvent,
+    Completed,
+    Progress,
+    Started,
+    SubtaskError,
+)
 from pandacore.team.host import Host
 
 
@@ -50,10 +58,13 @@ class Served:
         return agent_pb2.AssignRequest(**{**defaults, **fields})
 
     async def output(self, agent: Agent, **fields: Any) -> Any:
-        async for event in self.client.assign(self.request(agent, **fields), timeout_s=10):
-            if isinstance(event, Completed):
-                return json.loads(event.output_json)
-        raise AssertionError("no output")
+        done = await self.client.assign(self.request(agent, **fields), timeout_s=10)
+        return json.loads(done.output_json)
+
+    async def events(self, request: agent_pb2.AssignRequest) -> list[AgentEvent]:
+        heard: list[AgentEvent] = []
+        done = await self.client.assign(request, timeout_s=10, tell=heard.append)
+        return [*heard, done]
 
 
 @pytest.fixture(params=["over a socket", "in the process"])
@@ -88,7 +99,7 @@ async def test_an_assignment_streams_its_life(served: Served) -> None:
 
     agent = served.add(work)
     request = served.request(agent, inputs_json='{"s0": [1]}', root_text="whole", idempotency_key="k")
-    events = [e async for e in served.client.assign(request, timeout_s=10)]
+    events = await served.events(request)
     assert [type(e) for e in events] == [Accepted, Started, Progress, Completed]
     assert json.loads(events[-1].output_json) == {  # type: ignore[union-attr]
         "text": "do it",
@@ -296,8 +307,7 @@ async def test_the_deadline_of_the_call_stops_the_work(served: Served) -> None:
 
     agent = served.add(waits)
     with pytest.raises(SubtaskError) as caught:
-        async for _ in served.client.assign(served.request(agent), timeout_s=0.2):
-            pass
+        await served.client.assign(served.request(agent), timeout_s=0.2)
     assert isinstance(caught.value.error, errors.DeadlineExceeded)
     async with asyncio.timeout(3):
         await stopped.wait()
@@ -322,7 +332,7 @@ async def test_progress_beyond_what_is_read_is_dropped_and_the_end_still_arrives
         return "end"
 
     request = served.request(served.add(chatty))
-    events = [e async for e in served.client.assign(request, timeout_s=10)]
+    events = await served.events(request)
     lines = [e.text for e in events if isinstance(e, Progress)]
     assert 0 < len(lines) <= 64
     assert lines[-1] == "9999"
@@ -432,11 +442,11 @@ async def test_fc_56_an_agent_that_dies_after_its_effect_leaves_an_unknown_outco
         instruction="x",
         idempotency_key="run/s1",
     )
+    work = asyncio.create_task(client.assign(request, timeout_s=20))
+    await eventually(lambda: ledger.exists() and ledger.read_text() != "")
+    os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(SubtaskError) as caught:
-        async for event in client.assign(request, timeout_s=20):
-            if isinstance(event, Started):
-                await eventually(lambda: ledger.exists() and ledger.read_text() != "")
-                os.kill(process.pid, signal.SIGKILL)
+        await work
     await process.wait()
     assert isinstance(caught.value.error, errors.UnknownOutcome)
     assert caught.value.executed

@@ -9,7 +9,7 @@ import pytest
 
 from pandacore import Agent, Task, errors
 from pandacore.rpc.v1 import agent_pb2
-from pandacore.team.client import AgentClient, Started, SubtaskError
+from pandacore.team.client import AgentClient, AgentEvent, Started, SubtaskError
 from pandacore.team.desk import BATCH_BYTES, BATCH_CALLS, take_batch
 from pandacore.team.host import Host
 
@@ -28,15 +28,18 @@ async def test_a_host_that_stops_ends_every_call_and_the_next_one_finds_its_succ
     all_started = asyncio.Event()
 
     async def run(name: str) -> None:
-        nonlocal started
         request = agent_pb2.AssignRequest(
             agent_id=agent.id, run_id="run", subtask_id=name, attempt=1, instruction="x"
         )
-        async for event in client.assign(request, timeout_s=30):
+
+        def heard(event: AgentEvent) -> None:
+            nonlocal started
             if isinstance(event, Started):
                 started += 1
                 if started == 3:
                     all_started.set()
+
+        await client.assign(request, timeout_s=30, tell=heard)
 
     work = [asyncio.create_task(run(f"s{n}")) for n in range(3)]
     async with asyncio.timeout(10):

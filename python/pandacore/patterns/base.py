@@ -419,12 +419,15 @@ class Limits:
 
     def to_dict(self) -> dict[str, Any]:
         """The limits as JSON-ready data."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _LIMITS}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Limits:
         """The inverse of :meth:`to_dict`."""
         return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+
+_LIMITS: Final = tuple(f.name for f in fields(Limits))
 
 
 Action: TypeAlias = (
@@ -448,9 +451,12 @@ Action: TypeAlias = (
 # -- helpers of all machines -------------------------------------------------------------------------
 
 
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+
+
 def canonical(value: Any) -> str:
     """One text per JSON value: keys sorted, no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _CANONICAL(value)
 
 
 def short_hash(value: Any) -> str:
@@ -550,6 +556,8 @@ class Machine(ABC):
         self.state: dict[str, Any] = {}
         self.outputs: dict[str, Any] = {}
         self.done = False
+        self.logged = True
+        """False: nobody keeps the checkpoints, so none are made."""
         self._effects: list[Action] = []
         self._sets: dict[tuple[str, ...], Any] = {}
         self._drops: dict[tuple[str, ...], None] = {}
@@ -619,8 +627,9 @@ class Machine(ABC):
         # A patch sets in this order, then drops: what this value covers must not undo it.
         self._sets.pop(path, None)
         self._sets[path] = value
-        for dropped in [d for d in self._drops if d[: len(path)] == path]:
-            del self._drops[dropped]
+        if self._drops:
+            for dropped in [d for d in self._drops if d[: len(path)] == path]:
+                del self._drops[dropped]
 
     def drop(self, *path: str) -> None:
         """Remove one value of the durable state."""
@@ -642,6 +651,10 @@ class Machine(ABC):
         """The checkpoint of the changes since the last call, then the actions since then."""
         effects, self._effects = self._effects, []
         if not self._sets and not self._drops:
+            return effects
+        if not self.logged:
+            self._sets.clear()
+            self._drops.clear()
             return effects
         if "effect_before_checkpoint" in self.planted:
             return [*effects, self.checkpoint()]

@@ -110,6 +110,7 @@ class StarNode(Machine):
         self._held: list[Action] = []
         self._queue: deque[Event] = deque()
         self._commit = False
+        self._ending = False
         self._reformed = False
         self._cancelled = False
         self._watches = 0
@@ -181,17 +182,20 @@ class StarNode(Machine):
     def flush(self) -> list[Action]:
         """As :meth:`Machine.flush`; with stand-ins, a commit's effects wait for a quorum of copies."""
         actions = self._flush()
-        self.done = self.done or any(isinstance(a, Finish) for a in actions)
+        if self._ending and not self.done:
+            self.done = any(isinstance(a, Finish) for a in actions)
         return actions
 
     def finish(self, value: Any, failed: Mapping[str, PandacoreError] | None = None) -> None:
         """As :meth:`Machine.finish`; a held one has not happened, and is dropped if this node is deposed."""
+        self._ending = True
         self.do(Finish(value, dict(failed or {})))
 
     def _flush(self) -> list[Action]:
-        touched = any(p[0] == "hub" for p in (*self._sets, *self._drops))
-        others = [h for h in self._holders() if h != self.me]
-        if not (self.leads and touched and others):
+        hub = self.state.get("hub")
+        others = [h for h in self._holders() if h != self.me] if hub and hub["stand_ins"] else []
+        touched = others and any(p[0] == "hub" for p in (*self._sets, *self._drops))
+        if not (touched and self.leads):
             self._commit = False
             return super().flush()
         self.put("hub", "seq", value=self._hub["seq"] + 1)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pandacore import errors
@@ -118,7 +116,7 @@ class Assembler:
                 for agent_id, _, _ in choice:
                     self._directory.expect(agent_id, -1)
             if not refused:
-                holders = {capability: self._holders(capability) for _, capability, _ in choice}
+                holders = {c: self._holders(c) for c in dict.fromkeys(c for _, c, _ in choice)}
                 members = (
                     self._member(found[agent_id], (capability, load), loads, mode, holders[capability])
                     for agent_id, capability, load in choice
@@ -207,7 +205,7 @@ class Assembler:
                 if not accepted:
                     refused[agent_id] = Refusal(reason or "declined", False)
                 elif agent_id not in loads:
-                    loads[agent_id] = replace(load, reserved=load.reserved - 1)
+                    loads[agent_id] = load.before_invitation()
         except asyncio.CancelledError:
             for _, reply in asked:
                 reply.cancel()
@@ -227,17 +225,35 @@ class Assembler:
 
         await asyncio.gather(*(give_back(a) for a in agent_ids))
 
-    async def disband(self, team: TeamView, run_id: str, used: Mapping[bytes, int] | None = None) -> None:
+    async def disband(
+        self,
+        team: TeamView,
+        run_id: str,
+        used: Mapping[bytes, int] | None = None,
+        *,
+        within_s: float = LEAVE_S,
+    ) -> None:
         """Give back the places that the run did not use.
 
         Parameters
         ----------
         used : mapping of bytes to int, optional
             Subtasks per agent that were accepted: each took one place.
+        within_s : float
+            Seconds to wait for the agents' word.
+
+        Raises
+        ------
+        TimeoutError
         """
         used = used or {}
-        held = Counter(m.agent_id for m in team.members if m.agent_id in self._directory)
-        await self._release({a for a, places in held.items() if used.get(a, 0) < places}, run_id)
+        held: dict[bytes, int] = {}
+        for member in team.members:
+            held[member.agent_id] = held.get(member.agent_id, 0) + 1
+        left = {a for a, places in held.items() if used.get(a, 0) < places and a in self._directory}
+        if left:
+            async with asyncio.timeout(within_s):
+                await self._release(left, run_id)
 
     def _holders(self, capability: str) -> int:
         registry = self._directory.registry

@@ -17,13 +17,14 @@ from pandacore.rpc.errors import error_of_call, from_detail
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.team.card import NONCE_BYTES, read_card
 from pandacore.team.entry import Entry
-from pandacore.team.link import Link, LocalLink, StreamLink, hint_of_loss
+from pandacore.team.link import LocalLink, StreamLink, hint_of_loss
 from pandacore.team.tls import open_sealed_channel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
 
     from pandacore.team.host import Host
+    from pandacore.team.link import Heard
 
 __all__ = [
     "Accepted",
@@ -60,6 +61,18 @@ class Load:
         """Seconds until one more subtask would begin, by the agent's own smoothed service time."""
         ahead = max(self.total - self.concurrency + 1, 0)
         return ahead * self.service_s / max(self.concurrency, 1)
+
+    def before_invitation(self) -> Load:
+        """The load without the place that the reply to an invitation counts."""
+        return Load(
+            self.queued,
+            self.running,
+            self.reserved - 1,
+            self.concurrency,
+            self.queue_limit,
+            self.service_s,
+            self.accepting,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +119,7 @@ class SubtaskError(Exception):
         self.usage = usage
 
 
+_NOTHING: Final = Usage()
 _LARGE: Final = 256 * 1024
 """Requests of more bytes do not go over the link."""
 
@@ -137,7 +151,7 @@ class AgentClient:
         self._metadata = metadata or tuple
         self._channel = open_channel(address) if peer is None else open_sealed_channel(address, peer)
         self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
-        self._link: Link = (
+        self._link = (
             StreamLink(address, lambda: self._stub.Link(metadata=self._metadata()))
             if host is None
             else LocalLink(host)
@@ -241,9 +255,13 @@ class AgentClient:
                 return
 
     async def assign(
-        self, request: agent_pb2.AssignRequest, *, timeout_s: float | None
-    ) -> AsyncGenerator[AgentEvent, None]:
-        """Run one subtask; the last event is :class:`Completed`. Leaving the iteration cancels the attempt.
+        self,
+        request: agent_pb2.AssignRequest,
+        *,
+        timeout_s: float | None,
+        tell: Callable[[AgentEvent], None] | None = None,
+    ) -> Completed:
+        """Run one subtask. ``tell`` hears what happens until then, at once. Cancelling stops the attempt.
 
         Raises
         ------
@@ -252,49 +270,72 @@ class AgentClient:
         PayloadTooLarge
             The request passes the message limit; nothing was sent.
         """
-        where = f"subtask {request.subtask_id!r} at {self.address}"
-        size = check_size(request, producer=f"the input of {where}")
-        began = False
-        # A large request goes as a call of its own, so that small ones need not wait behind it.
-        events = (
-            self._stub.Assign(request, timeout=timeout_s, metadata=self._metadata())
-            if size > self._own_calls_from
-            else self._link.assign(request, timeout_s)
-        )
-        try:
-            async for event in events:
+        size = request.ByteSize()
+        if size > MAX_PAYLOAD:
+            check_size(request, producer=f"the input of {self._where(request)}")
+
+        def heard(event: agent_pb2.AssignEvent) -> None:
+            if tell is not None:
                 match event.WhichOneof("event"):
                     case "accepted":
-                        # From here on it may begin at any moment, before a word of that reaches us.
-                        began = True
-                        yield Accepted(event.accepted.queue_position)
+                        tell(Accepted(event.accepted.queue_position))
                     case "started":
-                        yield Started()
+                        tell(Started())
                     case "progress":
-                        yield Progress(event.progress.text)
-                    case "completed":
-                        done = event.completed
-                        yield Completed(
-                            done.output_json, usage_from_pb(done.usage), done.queued_s, done.run_s
-                        )
-                        return
-                    case "failed":
-                        error = from_detail(event.failed.error)
-                        error.where = error.where or where
-                        raise SubtaskError(
-                            error, executed=event.failed.executed, usage=usage_from_pb(event.failed.usage)
-                        )
-            raise SubtaskError(_broken(began, where, "the stream ended early"), executed=began, usage=Usage())
+                        tell(Progress(event.progress.text))
+
+        # A large request goes as a call of its own, so that small ones need not wait behind it.
+        alone = size > self._own_calls_from
+        attempt = (
+            _Alone(self._stub.Assign(request, timeout=timeout_s, metadata=self._metadata()), heard)
+            if alone
+            else self._link.assign(request, timeout_s, heard)
+        )
+        try:
+            event = await attempt.future
         except (grpc.aio.AioRpcError, errors.PandacoreError) as error:
-            raise SubtaskError(_assign_error(error, began, where), executed=began, usage=Usage()) from error
+            typed = _assign_error(error, attempt.began, self._where(request))
+            raise SubtaskError(typed, executed=attempt.began, usage=Usage()) from error
         finally:
-            events.cancel()
+            attempt.leave()
+        if event.HasField("completed"):
+            done = event.completed
+            usage = usage_from_pb(done.usage) if done.HasField("usage") else _NOTHING
+            return Completed(done.output_json, usage, done.queued_s, done.run_s)
+        failed = event.failed
+        error = from_detail(failed.error)
+        error.where = error.where or self._where(request)
+        raise SubtaskError(error, executed=failed.executed, usage=usage_from_pb(failed.usage))
+
+    def _where(self, request: agent_pb2.AssignRequest) -> str:
+        return f"subtask {request.subtask_id!r} at {self.address}"
 
     async def _unary(self, method: str, request: Any, timeout_s: float) -> Any:
         try:
             return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise call_error(error, f"{method} at {self.address}") from error
+
+
+class _Alone:
+    """An attempt with a gRPC call of its own; otherwise as :class:`~pandacore.team.link.Attempt`."""
+
+    def __init__(self, call: Any, tell: Heard) -> None:
+        self._call = call
+        self._tell = tell
+        self.began = False
+        self.future = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> agent_pb2.AssignEvent:
+        async for event in self._call:
+            if event.HasField("completed") or event.HasField("failed"):
+                return event
+            self.began = True
+            self._tell(event)
+        raise errors.ConnectionLost("the stream ended early")
+
+    def leave(self) -> None:
+        self._call.cancel()
 
 
 def call_error(error: grpc.aio.AioRpcError, where: str) -> errors.PandacoreError:

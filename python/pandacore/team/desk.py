@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -25,6 +26,10 @@ BATCH_BYTES: Final = 512 * 1024
 """A message is full at this size; a larger single item goes alone."""
 MAX_UNREAD: Final = 32 * 1024 * 1024
 """Bytes of replies that a caller may leave unread; then nothing more is taken from it until it reads."""
+
+
+TICK_S: Final = 0.05
+"""How often a desk looks for subtasks whose time is over."""
 
 
 def take_batch(pending: list[Any]) -> list[Any]:
@@ -54,24 +59,19 @@ class Desk:
     def __init__(self, host: Host, reply: Callable[[agent_pb2.Reply], None]) -> None:
         self._host = host
         self._reply = reply
-        self._jobs: dict[int, tuple[Job, Tell, asyncio.TimerHandle | None]] = {}
+        self._jobs: dict[int, tuple[Job, Tell, float]] = {}
+        self._clock: asyncio.TimerHandle | None = None
 
     def take(self, call: agent_pb2.Call) -> None:
         """Begin a call; a refusal is a reply as well."""
         number, kind = call.id, call.WhichOneof("call")
         try:
             match kind:
-                case "invite":
-                    worker = self._host.worker(call.invite.agent_id)
-                    self._reply(agent_pb2.Reply(id=number, invite=worker.invite(call.invite)))
                 case "assign":
                     self._assign(number, call.assign, call.deadline_ms)
-                case "release":
-                    found = self._host.worker(call.release.agent_id).release(call.release.run_id)
-                    self._reply(agent_pb2.Reply(id=number, release=agent_pb2.ReleaseReply(found=found)))
-                case "probe":
-                    load = self._host.worker(call.probe.agent_id).probe()
-                    self._reply(agent_pb2.Reply(id=number, probe=load))
+                case "invite" | "release" | "probe":
+                    answer = self._host.answer(kind, getattr(call, kind))
+                    self._reply(agent_pb2.Reply(id=number, **{kind: answer}))
                 case "cancel":
                     self._host.errand(self._cancel(number, call.cancel))
                 case "hang_up":
@@ -84,17 +84,27 @@ class Desk:
     def _assign(self, number: int, request: agent_pb2.AssignRequest, deadline_ms: int) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_ms / 1000 if deadline_ms else None
+        jobs, reply = self._jobs, self._reply
 
         def tell(event: agent_pb2.AssignEvent) -> None:
-            ended = event.HasField("completed") or event.HasField("failed")
-            if ended and (known := self._jobs.pop(number, None)) is not None and known[2] is not None:
-                known[2].cancel()
-            self._reply(agent_pb2.Reply(id=number, assign=event))
+            kind = event.WhichOneof("event")
+            if kind in {"completed", "failed"}:
+                jobs.pop(number, None)
+            reply(agent_pb2.Reply(id=number, assign=event))
 
         job = self._host.assign(request, deadline, tell)
-        if job is not None and not job.ended.is_set():
-            timer = None if deadline is None else loop.call_at(deadline, self._hang_up, number)
-            self._jobs[number] = (job, tell, timer)
+        if job is not None and job.last is None:
+            jobs[number] = (job, tell, math.inf if deadline is None else deadline)
+            if deadline is not None and self._clock is None:
+                self._clock = loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """Stop what nobody waits for any more: its caller's time is over."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for number in [n for n, (_, _, deadline) in self._jobs.items() if deadline <= now]:
+            self._hang_up(number)
+        self._clock = loop.call_later(TICK_S, self._tick) if self._jobs else None
 
     async def _cancel(self, number: int, request: agent_pb2.CancelRequest) -> None:
         try:
@@ -105,9 +115,7 @@ class Desk:
             self._reply(agent_pb2.Reply(id=number, cancel=agent_pb2.CancelReply(state=state)))
 
     def _hang_up(self, number: int) -> None:
-        job, tell, timer = self._jobs.pop(number, (None, None, None))
-        if timer is not None:
-            timer.cancel()
+        job, tell, _ = self._jobs.pop(number, (None, None, 0.0))
         if job is not None and tell is not None:
             self._host.hung_up(job, tell)
 
@@ -115,6 +123,9 @@ class Desk:
         """The caller is gone: its subtasks are treated as if it had hung up on each."""
         for number in list(self._jobs):
             self._hang_up(number)
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
 
 
 async def serve_link(host: Host, context: grpc.aio.ServicerContext[Any, Any]) -> None:

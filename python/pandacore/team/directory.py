@@ -70,7 +70,7 @@ class Directory:
         return len(self._entries)
 
     def __contains__(self, agent_id: bytes) -> bool:
-        return self.find(agent_id) is not None
+        return agent_id in self._entries
 
     def find(self, agent_id: bytes) -> Entry | None:
         """The entry of an agent, or None."""
@@ -121,7 +121,7 @@ class Directory:
 
     def usable(self, agent_id: bytes) -> bool:
         """Whether the agent is here and the collective works with it."""
-        return agent_id in self and (self.vetting is None or self.vetting.accepts(agent_id))
+        return agent_id in self._entries and (self.vetting is None or self.vetting.accepts(agent_id))
 
     def at(self, address: str) -> list[Entry]:
         """The added agents of one host."""
@@ -165,13 +165,13 @@ class Directory:
 
     def report(self, agent_id: bytes, load: int) -> None:
         """The agent says that its load is ``load``."""
-        if agent_id in self:
+        if agent_id in self._entries:
             self._reported[agent_id] = load
             self._stale.add(agent_id)
 
     def expect(self, agent_id: bytes, change: int) -> None:
         """This caller is about to add ``change``, or (negative) no longer is."""
-        if agent_id not in self:
+        if agent_id not in self._entries:
             return
         pending = self._pending.get(agent_id, 0) + change
         if pending:
@@ -182,7 +182,8 @@ class Directory:
 
     def load(self, agent_id: bytes) -> int:
         """The believed load."""
-        return max(self._reported.get(agent_id, 0) + self._pending.get(agent_id, 0), 0)
+        load = self._reported.get(agent_id, 0) + self._pending.get(agent_id, 0)
+        return load if load > 0 else 0
 
 
 class SharedDirectory(Directory):
@@ -214,6 +215,9 @@ class SharedDirectory(Directory):
     def __len__(self) -> int:
         return len(self._registry)
 
+    def __contains__(self, agent_id: bytes) -> bool:
+        return agent_id in self._entries or self.find(agent_id) is not None
+
     def find(self, agent_id: bytes) -> Entry | None:
         """The entry of an agent of any live host, or None."""
         own = self._entries.get(agent_id)
@@ -227,7 +231,9 @@ class SharedDirectory(Directory):
 
     def usable(self, agent_id: bytes) -> bool:
         """Whether the agent is here, belongs to its host, and the collective works with it."""
-        return super().usable(agent_id) and not self.refusal(agent_id)
+        if agent_id not in self or (self.vetting is not None and not self.vetting.accepts(agent_id)):
+            return False
+        return not self.refusal(agent_id)
 
     def vocabulary(self, *, usable: bool = False) -> dict[str, str]:
         """Capabilities and what one (usable) agent with each says of itself."""

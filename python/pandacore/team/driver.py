@@ -43,7 +43,7 @@ from pandacore.task import (
     Timings,
     new_id,
 )
-from pandacore.team.client import Completed, Progress, Started, SubtaskError
+from pandacore.team.client import Completed, Progress, SubtaskError
 from pandacore.team.contract import check_contracts
 from pandacore.team.crew import Crew
 from pandacore.team.engine import FAILOVER, Engine, build
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pandacore.models.budget import Reservation
     from pandacore.models.client import ModelClient
     from pandacore.team.assembly import Assembler
+    from pandacore.team.client import AgentEvent
     from pandacore.team.directory import Directory
     from pandacore.team.host import Host
 
@@ -73,6 +74,9 @@ CANCEL_S: Final = 0.8
 ORPHAN_GRACE_S: Final = 30.0
 """How long an agent goes on without its caller in a run with a journal, so that a resumed run finds the
 result instead of doing the work twice."""
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
+_AT_IT: Final = 1_000_000
+"""Weight of an agent that is at the same subtask already, in the choice of another."""
 HUB: Final = "hub"
 LEASE_S: Final = (10.0, 60.0)
 """How long nodes go on without a word of their run: without a journal, and with one, for the time that a
@@ -152,7 +156,7 @@ class Run(Engine):
         self._marks: dict[str, float] = {}
         self._assigned: dict[tuple[str, int], bytes] = {}
         self._taken: Counter[bytes] = Counter()
-        self._completed: dict[tuple[str, int], tuple[str, Completed]] = {}
+        self._completed: dict[tuple[str, int], tuple[str, Completed, Any]] = {}
         self._authors: dict[tuple[str, int], bytes] = {}
         self._crew: Crew | None = None
         self._reserved: dict[tuple[str, str, int], Reservation] = {}
@@ -293,7 +297,8 @@ class Run(Engine):
         else:
             await self._log(Kind.RESUMED, dict)
         plan, self._source = await self._make_plan()
-        directory = self._services.directory
+        services = self._services
+        directory = services.directory
         plan, matches = await directory.meaning.fit(plan, directory.registry)
         asked = {match.capability: match.requirement for match in matches}
         required = {
@@ -327,6 +332,7 @@ class Run(Engine):
         self._mark("assemble")
         self._emit(TeamFormed, team=self._team)
         machine = self._machine = machine or self._make_machine()
+        machine.logged = services.journal is not None or self._by_messages
         if self._has_members:
             await self._open_crew(machine, required)
         self.post(base.Start())
@@ -423,7 +429,8 @@ class Run(Engine):
         )
 
     def _spend(self, usage: Usage) -> None:
-        self._usage += usage
+        if usage.total_tokens:
+            self._usage += usage
 
     def _remaining_s(self) -> float | None:
         if self._budget.wall_s is None:
@@ -624,8 +631,12 @@ class Run(Engine):
 
     # -- what the engine asks ------------------------------------------------------------------------
 
-    async def _store(self, checkpoint: base.Checkpoint) -> None:
-        await self._log(Kind.CHECKPOINT, lambda: {"state": checkpoint.state, "full": checkpoint.full})
+    def _store(self, checkpoint: base.Checkpoint) -> asyncio.Future[None] | None:
+        journal = self._services.journal
+        if journal is None:
+            return None
+        body = {"state": checkpoint.state, "full": checkpoint.full}
+        return journal.write(self.id, Kind.CHECKPOINT, body)
 
     def _begin(self, execute: base.Execute) -> None:
         self._unshared += 1
@@ -698,8 +709,9 @@ class Run(Engine):
             case "commit":
                 key = (note["subtask"], note["attempt"])
                 if (found := self._completed.pop(key, None)) is not None:
-                    name, completed = found
-                    output = json.loads(completed.output_json)  # a copy: the machine's own stays as it is
+                    name, completed, output = found
+                    if isinstance(output, list | dict):  # a copy: the machine's own stays as it is
+                        output = json.loads(completed.output_json)
                     self._emit_completed(note["subtask"], name, output, completed)
             case "attempt_failed" if not self._has_members:
                 subtask_id = note["subtask"]
@@ -766,7 +778,10 @@ class Run(Engine):
         self.post(base.ExecutionFailed(*key, error, executed))
 
     def _name(self, agent_id: bytes) -> str:
-        return next((m.name for m in self._team.members if m.agent_id == agent_id), agent_id.hex()[:8])
+        for member in self._team.members:
+            if member.agent_id == agent_id:
+                return member.name
+        return agent_id.hex()[:8]
 
     async def _execute(self, execute: base.Execute) -> Any:
         subtask = self._subtask(execute.subtask_id)
@@ -775,9 +790,9 @@ class Run(Engine):
         wait_s = _BACKOFF_S[0]
         key = (execute.subtask_id, execute.attempt)
         try:
-            inputs_json = json.dumps(dict(execute.inputs), ensure_ascii=False)
+            inputs_json = _ENCODE(dict(execute.inputs)) if execute.inputs else "{}"
             while True:
-                agent_id = await self._choose(execute, subtask.capability)
+                agent_id = self._choose(execute) or await self._recruit(execute, subtask.capability)
                 self._assigned[key] = agent_id
                 request = agent_pb2.AssignRequest(
                     agent_id=agent_id,
@@ -792,8 +807,8 @@ class Run(Engine):
                     priority=self.task.priority,
                     idempotency_key=f"{self.id}/{subtask.id}",
                     metadata_json=self._metadata_json,
-                    token_budget=reservation.tokens,
-                    unlimited_tokens=self._budget.tokens is None,
+                    token_budget=0 if reservation is None else reservation.tokens,
+                    unlimited_tokens=reservation is None,
                     contract_json=json.dumps(execute.contract.to_dict()) if execute.contract else "",
                     only_if_known=execute.again,
                     orphan_grace_ms=int(ORPHAN_GRACE_S * 1000) if self._services.journal else 0,
@@ -811,7 +826,8 @@ class Run(Engine):
                 await asyncio.sleep(self._services.random.uniform(wait_s / 2, wait_s))
                 wait_s = min(wait_s * 2, _BACKOFF_S[1])
         finally:
-            reservation.settle(spent.total_tokens)
+            if reservation is not None:
+                reservation.settle(spent.total_tokens)
             self._spend(spent)
 
     @cached_property
@@ -820,7 +836,7 @@ class Run(Engine):
 
     @cached_property
     def _metadata_json(self) -> str:
-        return json.dumps(dict(self.task.metadata), ensure_ascii=False)
+        return _ENCODE(dict(self.task.metadata))
 
     def _subtask(self, subtask_id: str) -> Subtask:
         """The subtask; for one that a user's pattern made up, the whole task under its name."""
@@ -829,18 +845,29 @@ class Run(Engine):
             return plan[subtask_id]
         return Subtask(subtask_id, self._team.members[0].capability, self.task.text)
 
-    async def _choose(self, execute: base.Execute, capability: str) -> bytes:
+    def _choose(self, execute: base.Execute) -> bytes | None:
         """The machine's agent, or the least loaded of its candidates that is not at this subtask already."""
         if execute.agent is not None:
             return bytes.fromhex(execute.agent)
         directory = self._services.directory
-        busy = {a for (s, n), a in self._assigned.items() if s == execute.subtask_id and n != execute.attempt}
-        known = [a for a in map(bytes.fromhex, execute.candidates) if directory.usable(a)]
-        free = [a for a in known if a not in busy] or known
-        if free:
-            # Not one with work of this run: a place that is held but not used counts as load as well.
-            mine = Counter(self._assigned.values())
-            return min(free, key=lambda a: (mine[a], directory.load(a)))
+        subtask_id, attempt = execute.subtask_id, execute.attempt
+        # One with work of this run comes last: a place that is held but not used counts as load as well.
+        taken: dict[bytes, int] = {}
+        for (other, number), agent_id in self._assigned.items():
+            at_it = other == subtask_id and number != attempt
+            taken[agent_id] = taken.get(agent_id, 0) + (_AT_IT if at_it else 1)
+        best: bytes | None = None
+        least = (0, 0)
+        for agent_id in map(bytes.fromhex, execute.candidates):
+            mine = taken.get(agent_id, 0)
+            if (best is None or mine <= least[0]) and directory.usable(agent_id):
+                rank = (mine, directory.load(agent_id))
+                if best is None or rank < least:
+                    best, least = agent_id, rank
+        return best
+
+    async def _recruit(self, execute: base.Execute, capability: str) -> bytes:
+        """Somebody who is in the team from now on, as none of the candidates is left."""
         extra = await self._services.assembler.form(
             {capability: 1}, self.id, exclude=frozenset(map(bytes.fromhex, execute.candidates))
         )
@@ -861,35 +888,34 @@ class Run(Engine):
         name = self._name(agent_id)
         directory.expect(agent_id, +1)
         accepted = False
+
+        def tell(event: AgentEvent) -> None:
+            nonlocal accepted
+            if isinstance(event, Progress):
+                self._emit_progress(request.subtask_id, name, event.text)
+            if accepted:
+                return
+            # From here on the agent's own report counts the subtask.
+            accepted = True
+            self._taken[agent_id] += 1
+            directory.expect(agent_id, -1)
+            key = (request.subtask_id, request.attempt)
+            self.post(base.Assigned(*key, agent_id.hex()))
+            self._emit(
+                SubtaskStarted,
+                subtask_id=request.subtask_id,
+                agent=name,
+                attempt=request.attempt,
+                capability=request.capability,
+                instruction=request.instruction,
+            )
+
         try:
-            async with contextlib.aclosing(client.assign(request, timeout_s=self._remaining_s())) as stream:
-                async for event in stream:
-                    if not accepted:
-                        # From here on the agent's own report counts the subtask.
-                        accepted = True
-                        self._taken[agent_id] += 1
-                        directory.expect(agent_id, -1)
-                        key = (request.subtask_id, request.attempt)
-                        self.post(base.Assigned(*key, agent_id.hex()))
-                        self._emit(
-                            SubtaskStarted,
-                            subtask_id=request.subtask_id,
-                            agent=name,
-                            attempt=request.attempt,
-                            capability=request.capability,
-                            instruction=request.instruction,
-                        )
-                    match event:
-                        case Progress(text):
-                            self._emit_progress(request.subtask_id, name, text)
-                        case Completed():
-                            return self._output(request, name, event), event.usage
-                        case Started():
-                            pass
+            done = await client.assign(request, timeout_s=self._remaining_s(), tell=tell)
         finally:
             if not accepted:
                 directory.expect(agent_id, -1)
-        raise AssertionError("a stream ends with Completed or an error")
+        return self._output(request, name, done), done.usage
 
     def _output(self, request: agent_pb2.AssignRequest, name: str, event: Completed) -> Any:
         try:
@@ -899,15 +925,19 @@ class Run(Engine):
                 f"the output is no JSON: {error}", where=f"subtask {request.subtask_id!r} by {name!r}"
             ) from error
         self._authors[request.subtask_id, request.attempt] = request.agent_id
-        self._completed[request.subtask_id, request.attempt] = (name, event)
+        self._completed[request.subtask_id, request.attempt] = (name, event, output)
         return output
 
-    def _share_tokens(self) -> Reservation:
-        """An equal share of what is left for each attempt that has none yet; 0 means no model calls."""
-        left = self._ledger.remaining
-        share = 0 if left is None else left // max(self._unshared, 1)
+    def _share_tokens(self) -> Reservation | None:
+        """An equal share of what is left for each attempt that has none yet; 0 means no model calls.
+
+        None: there is no cap.
+        """
         self._unshared -= 1
-        return self._ledger.reserve(share)
+        if self._budget.tokens is None:
+            return None
+        left = self._ledger.remaining
+        return self._ledger.reserve((left or 0) // max(self._unshared + 1, 1))
 
     # -- events and the end --------------------------------------------------------------------------
 
@@ -957,11 +987,12 @@ class Run(Engine):
         if self._crew is not None:
             await self._dismiss(self._crew)
         await self._hang_up()
-        await asyncio.gather(*self._writes, return_exceptions=True)
-        await self._confirm_stops(assigned)
+        if self._writes:
+            await asyncio.gather(*self._writes, return_exceptions=True)
+        if assigned:
+            await self._confirm_stops(assigned)
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(CANCEL_S):
-                await self._services.assembler.disband(self._team, self.id, self._taken)
+            await self._services.assembler.disband(self._team, self.id, self._taken, within_s=CANCEL_S)
         wall_s = self._loop.time() - self._began
         planned = self._marks.get("plan", wall_s)
         assembled = self._marks.get("assemble", wall_s)

@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -78,7 +79,9 @@ class Engine(ABC):
         self._machine: base.Machine | None = None
         self._links: Links | None = None
         self._by_messages = False  # executions of others are ordered by messages, not by calls
-        self._inbox: asyncio.Queue[base.Event] = asyncio.Queue()
+        self._inbox: deque[base.Event] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._stored: list[asyncio.Future[None]] = []  # checkpoints that are on their way to the disk
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -87,8 +90,8 @@ class Engine(ABC):
     # -- where the nodes differ ----------------------------------------------------------------------
 
     @abstractmethod
-    async def _store(self, checkpoint: base.Checkpoint) -> None:
-        """Make the state durable."""
+    def _store(self, checkpoint: base.Checkpoint) -> asyncio.Future[None] | None:
+        """Begin to make the state durable; answers what is done when it is, None if it is at once."""
 
     @abstractmethod
     async def _execute(self, execute: base.Execute) -> Any:
@@ -128,12 +131,14 @@ class Engine(ABC):
 
     def post(self, event: base.Event) -> None:
         """Give the machine an event, after those that wait."""
-        self._inbox.put_nowait(event)
+        self._inbox.append(event)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def deliver(self, request: agent_pb2.DeliverRequest) -> agent_pb2.DeliverReply:
         """Take what another node sent; what came before is dropped."""
         sender = request.sender.name
-        if self._inbox.qsize() >= MAX_INBOX:
+        if len(self._inbox) >= MAX_INBOX:
             return agent_pb2.DeliverReply(busy=True)
         incarnation, last = self._heard.get(sender, (0, 0))
         if incarnation != request.incarnation:
@@ -168,21 +173,55 @@ class Engine(ABC):
         self.post(base.PeerUp(peer))
 
     async def _follow(self) -> base.Finish:
-        """Drive the machine until its part is over."""
-        assert self._machine is not None
+        """Drive the machine until its part is over.
+
+        It takes in all events that wait before the first effect of any of them, so that one commit of the
+        journal serves them all.
+        """
+        machine, inbox = self._machine, self._inbox
+        assert machine is not None
         finish = None
         while finish is None:
-            finish = await self._carry_out(self._machine.handle(await self._inbox.get()))
+            if not inbox:
+                self._wake = self._loop.create_future()
+                await self._wake
+                self._wake = None
+            asked: list[list[base.Action]] = []
+            effects = False
+            while inbox:
+                actions = machine.handle(inbox.popleft())
+                if not actions:
+                    continue
+                asked.append(actions)
+                if type(actions[0]) is base.Checkpoint:
+                    self._begin_store(actions[0])
+                    effects = effects or len(actions) > 1
+                else:
+                    effects = True
+                if machine.done:
+                    break
+            if effects and self._stored:
+                stored, self._stored = self._stored, []
+                for written in stored:
+                    await written
+            for actions in asked:
+                finish = self._carry_out(actions) or finish
         return finish
+
+    def _begin_store(self, checkpoint: base.Checkpoint) -> None:
+        written = self._store(checkpoint)
+        if written is not None:
+            self._stored.append(written)
 
     # -- actions -------------------------------------------------------------------------------------
 
-    async def _carry_out(self, actions: list[base.Action]) -> base.Finish | None:
+    def _carry_out(self, actions: list[base.Action]) -> base.Finish | None:
         finish = None
-        for action in actions:
+        for index, action in enumerate(actions):
             match action:
                 case base.Checkpoint():
-                    await self._store(action)
+                    if index:  # the first is stored already
+                        self._begin_store(action)
                 case base.Execute(subtask_id, attempt, agent=agent):
                     if self._by_messages and agent != self.me:
                         self._order(action)
@@ -315,6 +354,8 @@ class Engine(ABC):
         for name in list(self._timers):
             self._clear_timer(name)
         running = [*self._attempts.values(), *self._errands]
+        if not running:
+            return
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import json
 import logging
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
@@ -24,7 +24,7 @@ from pandacore.models.types import Usage
 from pandacore.models.wire import documents_from_pb, usage_to_pb
 from pandacore.patterns.base import Contract
 from pandacore.planted import PLANTED
-from pandacore.rpc.channel import OPTIONS, check_size
+from pandacore.rpc.channel import MAX_PAYLOAD, OPTIONS, check_size
 from pandacore.rpc.errors import status_code, to_detail, trailers
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.task import Task
@@ -56,10 +56,16 @@ MAX_REMEMBERED: Final = 4_096
 """Ended attempts whose state a host still answers; then the oldest is forgotten."""
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Results of ended attempts that a host keeps for callers that come back; then the oldest is dropped."""
+SWEEP_S: Final = 0.25
+"""How often places that were held for too long are given back."""
 MAX_THREADS: Final = 64
 """Worker threads of a host, for agents that are plain functions."""
 
 _AttemptKey = tuple[bytes, str, str, int]
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_NOTHING: Final = Usage()
+_STARTED: Final = agent_pb2.AssignEvent(started=agent_pb2.Started())
+_ACCEPTED: Final = agent_pb2.AssignEvent(accepted=agent_pb2.Accepted())
 Tell: TypeAlias = "Callable[[agent_pb2.AssignEvent], None]"
 """Hears the events of an attempt, in order, on the loop."""
 _ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -95,10 +101,8 @@ class Job:
 
     def __init__(self, request: agent_pb2.AssignRequest, deadline: float | None) -> None:
         self.request = request
-        self.ledger = TokenLedger(
-            None if request.unlimited_tokens else request.token_budget, name=f"subtask {request.subtask_id!r}"
-        )
-        self.usage = Usage()
+        self.key: _AttemptKey = (request.agent_id, request.run_id, request.subtask_id, request.attempt)
+        self.usage = _NOTHING
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.deadline = deadline
@@ -106,22 +110,34 @@ class Job:
         self.queued_at = self.loop.time()
         self.started_at: float | None = None
         self.task: asyncio.Task[None] | None = None
-        self.ended = asyncio.Event()
         self.last: agent_pb2.AssignEvent | None = None
-        self._progress: deque[str] = deque(maxlen=MAX_PROGRESS)
+        self._end: asyncio.Future[None] | None = None
+        self._progress: deque[str] | None = None
         self._flushing = False
         self.tell: Tell | None = None
 
-    @property
-    def key(self) -> _AttemptKey:
-        r = self.request
-        return (r.agent_id, r.run_id, r.subtask_id, r.attempt)
+    @cached_property
+    def ledger(self) -> TokenLedger:
+        """What its model calls may spend."""
+        request = self.request
+        limit = None if request.unlimited_tokens else request.token_budget
+        return TokenLedger(limit, name=f"subtask {request.subtask_id!r}")
+
+    async def over(self, within_s: float) -> bool:
+        """Wait for its terminal event; False if there is none in time."""
+        if self.last is None and self._end is None:
+            self._end = self.loop.create_future()
+        if self.last is None and self._end is not None:
+            await asyncio.wait({self._end}, timeout=within_s)
+        return self.last is not None
 
     def remaining_s(self) -> float | None:
         return None if self.deadline is None else max(self.deadline - self.loop.time(), 0.0)
 
     def add_progress(self, text: str) -> None:
         if self.last is None:
+            if self._progress is None:
+                self._progress = deque(maxlen=MAX_PROGRESS)
             self._progress.append(text[:10_000])
             if self.tell is not None and not self._flushing:
                 # Not at once: of a burst only the last lines are sent.
@@ -138,7 +154,7 @@ class Job:
         self.state = agent_pb2.ATTEMPT_STATE_RUNNING
         self.started_at = self.loop.time()
         if self.tell is not None:
-            self.tell(agent_pb2.AssignEvent(started=agent_pb2.Started()))
+            self.tell(_STARTED)
 
     def end(self, state: agent_pb2.AttemptState, event: agent_pb2.AssignEvent) -> None:
         """The first terminal event wins; later ones are ignored."""
@@ -148,7 +164,8 @@ class Job:
             self.last = event
             if self.tell is not None:
                 self.tell(event)
-            self.ended.set()
+            if self._end is not None and not self._end.done():
+                self._end.set_result(None)
 
     def spend(self, usage: Usage) -> None:
         self.usage += usage
@@ -168,7 +185,7 @@ class Job:
             self.tell(agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(taken), executed=True)))
         self.tell = tell
         if self.started_at is not None:
-            tell(agent_pb2.AssignEvent(started=agent_pb2.Started()))
+            tell(_STARTED)
         self._flush()
 
 
@@ -183,7 +200,7 @@ class _Worker:
         self.service_s = 0.0
         self.abandoned = 0
         self.draining = False
-        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._expiries: dict[str, float] = {}
 
     @property
     def accepting(self) -> bool:
@@ -217,22 +234,24 @@ class _Worker:
             return agent_pb2.InviteReply(accepted=False, reason=reason, load=self.probe())
         self.queue.reserve(request.run_id)
         ttl_s = min(max(request.ttl_ms, 1), 600_000) / 1000
-        if (old := self._expiries.pop(request.run_id, None)) is not None:
-            old.cancel()
-        loop = asyncio.get_running_loop()
-        self._expiries[request.run_id] = loop.call_later(ttl_s, self.release, request.run_id)
+        self._expiries[request.run_id] = self.host.expires_in(self, ttl_s)
         self.changed()
         return agent_pb2.InviteReply(accepted=True, load=self.probe())
 
     def release(self, run_id: str) -> bool:
-        if (timer := self._expiries.pop(run_id, None)) is not None:
-            timer.cancel()
+        self._expiries.pop(run_id, None)
         found = False
         while self.queue.release(run_id):
             found = True
         if found:
             self.changed()
         return found
+
+    def expire(self, now: float) -> bool:
+        """Give back the places whose time is over; True while there are others."""
+        for run_id in [run_id for run_id, at in self._expiries.items() if at <= now]:
+            self.release(run_id)
+        return bool(self._expiries)
 
     def submit(self, request: agent_pb2.AssignRequest, deadline: float | None) -> tuple[Job, int]:
         """Put an attempt into the queue; :meth:`pump` starts it."""
@@ -245,6 +264,8 @@ class _Worker:
         if self.draining or self.abandoned >= 4 * self.agent.concurrency:
             raise errors.Overloaded(self.refusal(), hint="try another agent")
         position = self.queue.offer(job, run_id=request.run_id, priority=request.priority)
+        if not self.queue.holds(request.run_id):
+            self._expiries.pop(request.run_id, None)
         self.jobs[job.key] = job
         return job, position
 
@@ -269,18 +290,13 @@ class _Worker:
     async def orphaned(self, job: Job) -> None:
         """The caller's connection is gone: wait for it to come back, as long as it asked for; then stop."""
         grace_s = min(job.request.orphan_grace_ms, 3_600_000) / 1000
-        if grace_s:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(job.ended.wait(), grace_s)
-        if not job.ended.is_set() and job.tell is None:
+        if not (grace_s and await job.over(grace_s)) and job.last is None and job.tell is None:
             await self.cancel(job)
 
     def pump(self) -> None:
         while (job := self.queue.next()) is not None:
             job.start()
-            job.task = asyncio.get_running_loop().create_task(
-                self._run(job), name=f"{self.agent.name}/{job.request.subtask_id}"
-            )
+            job.task = job.loop.create_task(self._run(job), name=f"{self.agent.name}/{job.key[2]}")
 
     async def _run(self, job: Job) -> None:
         try:
@@ -301,23 +317,26 @@ class _Worker:
     async def _execute(self, job: Job) -> None:
         request = job.request
         task = _task_of(request)
-        context = _Context(job, self.host.bound_model(job))
         handler: Callable[..., Any] = self.agent.handler
-        args = (task, context) if self.agent.takes_context else (task,)
+        takes_context = self.agent.takes_context
+        args = (task, _Context(job, self.host.bound_model(job))) if takes_context else (task,)
         if self.agent.is_async:
             output = await handler(*args)
         else:
             output = await job.loop.run_in_executor(self.host.threads, lambda: handler(*args))
             if inspect.isawaitable(output):
                 output = await output
-        completed = agent_pb2.Completed(
-            output_json=_dump(output, self.agent),
-            usage=usage_to_pb(job.usage),
-            queued_s=(job.started_at or job.queued_at) - job.queued_at,
-            run_s=job.loop.time() - (job.started_at or job.queued_at),
-        )
-        check_size(completed, producer=f"agent {self.agent.name!r}")
-        job.end(agent_pb2.ATTEMPT_STATE_COMPLETED, agent_pb2.AssignEvent(completed=completed))
+        began = job.started_at or job.queued_at
+        event = agent_pb2.AssignEvent()
+        completed = event.completed
+        completed.output_json = _dump(output, self.agent)
+        if job.usage is not _NOTHING:
+            completed.usage.CopyFrom(usage_to_pb(job.usage))
+        completed.queued_s = began - job.queued_at
+        completed.run_s = job.loop.time() - began
+        if completed.ByteSize() > MAX_PAYLOAD:
+            check_size(completed, producer=f"agent {self.agent.name!r}")
+        job.end(agent_pb2.ATTEMPT_STATE_COMPLETED, event)
 
     def _finish(self, job: Job) -> None:
         self.queue.done()
@@ -354,16 +373,15 @@ class _Worker:
             self._forget(job)
             self.changed()
             return
-        if job.task is None or job.ended.is_set() or "ignore_cancel" in PLANTED:
+        if job.task is None or job.last is not None or "ignore_cancel" in PLANTED:
             return
         job.task.cancel()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(job.ended.wait(), CANCEL_GRACE_S)
-        self.abandon(job)
+        if not await job.over(CANCEL_GRACE_S):
+            self.abandon(job)
 
     def abandon(self, job: Job) -> None:
         """Give up on code that ignored its cancellation: its slot is freed, and it is counted and logged."""
-        if job.ended.is_set():
+        if job.last is not None:
             return
         logger.warning(
             "agent %r went on after the cancellation of %s/%s and was abandoned",
@@ -382,7 +400,9 @@ class _Worker:
         self._finish(job)
 
     def changed(self) -> None:
-        self.host.load_changed(self.agent, self.queue.load)
+        tell = self.host.load_changed
+        if tell is not None:
+            tell(self.agent, self.queue.load)
 
 
 class Host:
@@ -409,13 +429,15 @@ class Host:
         self.clients = clients or Clients()
         self.clients.host = self
         self.nodes = Nodes(self)
-        self._load_changed = load_changed
+        self.load_changed = load_changed
         self._workers: dict[bytes, _Worker] = {}
         self._ended: OrderedDict[_AttemptKey, agent_pb2.AttemptState] = OrderedDict()
         self._kept: OrderedDict[_AttemptKey, agent_pb2.AssignEvent] = OrderedDict()
         self._kept_bytes = 0
         self._errands: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
+        self._holding: set[_Worker] = set()
+        self._sweep: asyncio.TimerHandle | None = None
         self.threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="pandacore-agent")
         self.address = ""
 
@@ -491,6 +513,9 @@ class Host:
             for run_id in list(worker._expiries):
                 worker.release(run_id)
         await asyncio.gather(*(worker.cancel(job) for worker, job in jobs))
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
         if self._server is not None:
             await self._server.stop(grace=0.2)
             self._server = None
@@ -533,6 +558,37 @@ class Host:
                 hint="it left; choose another",
             )
         return worker
+
+    def answer(self, name: str, request: Any) -> Any:
+        """The reply to a call of this name that takes no time: ``invite``, ``release`` or ``probe``.
+
+        Raises
+        ------
+        UnknownAgent
+            This host does not serve the agent.
+        """
+        worker = self.worker(request.agent_id)
+        match name:
+            case "invite":
+                return worker.invite(request)
+            case "release":
+                return agent_pb2.ReleaseReply(found=worker.release(request.run_id))
+            case _:
+                return worker.probe()
+
+    def expires_in(self, worker: _Worker, seconds: float) -> float:
+        """The time at which a place that a worker holds from now on is given back by the sweep."""
+        loop = asyncio.get_running_loop()
+        self._holding.add(worker)
+        if self._sweep is None:
+            self._sweep = loop.call_later(SWEEP_S, self._expire)
+        return loop.time() + seconds
+
+    def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._holding = {worker for worker in self._holding if worker.expire(now)}
+        self._sweep = loop.call_later(SWEEP_S, self._expire) if self._holding else None
 
     def attempts(self, run_id: str) -> list[tuple[_AttemptKey, agent_pb2.AttemptState]]:
         """The attempts of a run that live on this host."""
@@ -580,9 +636,11 @@ class Host:
             Nothing was told.
         """
         worker = self.worker(request.agent_id)
-        kept = self.kept((request.agent_id, request.run_id, request.subtask_id, request.attempt))
+        kept = None
+        if self._kept:
+            kept = self.kept((request.agent_id, request.run_id, request.subtask_id, request.attempt))
         if kept is not None:
-            tell(agent_pb2.AssignEvent(accepted=agent_pb2.Accepted()))
+            tell(_ACCEPTED)
             tell(kept)
             return None
         position = 0
@@ -594,7 +652,8 @@ class Host:
             executed = isinstance(error, errors.UnknownOutcome)
             tell(agent_pb2.AssignEvent(failed=agent_pb2.Failed(error=to_detail(error), executed=executed)))
             return None
-        tell(agent_pb2.AssignEvent(accepted=agent_pb2.Accepted(queue_position=position)))
+        accepted = agent_pb2.Accepted(queue_position=position)
+        tell(agent_pb2.AssignEvent(accepted=accepted) if position else _ACCEPTED)
         job.listen(tell)
         worker.pump()
         worker.changed()
@@ -603,7 +662,8 @@ class Host:
     def hung_up(self, job: Job, tell: Tell) -> None:
         """A listener is gone; unless another has taken over, or it ended, the subtask is orphaned."""
         worker = self._workers.get(job.request.agent_id)
-        if job.tell is tell and not job.ended.is_set() and worker is not None:
+        # Two bound methods of one object are equal, but not the same.
+        if job.tell == tell and job.last is None and worker is not None:
             job.tell = None
             self.errand(worker.orphaned(job))
 
@@ -628,11 +688,6 @@ class Host:
         task = asyncio.get_running_loop().create_task(work)
         self._errands.add(task)  # the loop holds tasks weakly
         task.add_done_callback(self._errands.discard)
-
-    def load_changed(self, agent: Agent, load: int) -> None:
-        """Tell the owner."""
-        if self._load_changed is not None:
-            self._load_changed(agent, load)
 
     def bound_model(self, job: Job) -> BoundModel | None:
         """The model as one subtask sees it: charged to its ledger, cut off at its deadline."""
@@ -749,16 +804,18 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
 
 def _holds(agent: Agent, capability: str) -> bool:
     """True for the capability itself or a finer one: ``search.web`` satisfies ``search``."""
-    return any(own == capability or own.startswith(capability + ".") for own in agent.capabilities)
+    if capability in agent.capabilities:
+        return True
+    return any(own.startswith(capability + ".") for own in agent.capabilities)
 
 
 def _task_of(request: agent_pb2.AssignRequest) -> Task:
     return Task(
         request.instruction,
         documents=documents_from_pb(request.documents),
-        inputs=json.loads(request.inputs_json or "{}"),
+        inputs=_object(request.inputs_json),
         priority=request.priority,
-        metadata=json.loads(request.metadata_json or "{}"),
+        metadata=_object(request.metadata_json),
         capability=request.capability,
         root_text=request.root_text,
         run_id=request.run_id,
@@ -769,9 +826,14 @@ def _task_of(request: agent_pb2.AssignRequest) -> Task:
     )
 
 
+def _object(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {} if not text or text == "{}" else json.loads(text)
+    return found
+
+
 def _dump(output: object, agent: Agent) -> str:
     try:
-        return json.dumps(output, ensure_ascii=False, allow_nan=False)
+        return _ENCODE(output)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.AgentFailed(
             f"agent {agent.name!r} returned {type(output).__name__}, which is no JSON value: {error}",

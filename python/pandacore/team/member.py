@@ -151,7 +151,7 @@ class Member(Engine):
 
     # -- work ----------------------------------------------------------------------------------------
 
-    async def _store(self, checkpoint: base.Checkpoint) -> None:
+    def _store(self, checkpoint: base.Checkpoint) -> None:
         """Nothing to do: the machine's own state is the copy in memory."""
 
     def _remaining_s(self) -> float | None:
@@ -233,7 +233,7 @@ class Member(Engine):
                 if event.WhichOneof("event") in ("completed", "failed"):
                     return event
         finally:
-            if job is not None and not job.ended.is_set():
+            if job is not None and job.last is None:
                 job.tell = None
                 await self._worker.cancel(job)
                 if job.last is not None:

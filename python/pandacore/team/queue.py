@@ -62,6 +62,10 @@ class WorkQueue(Generic[T]):
         self.reserved += 1
         return True
 
+    def holds(self, run_id: str) -> bool:
+        """True if a place is held for the run."""
+        return run_id in self._reserved
+
     def release(self, run_id: str) -> bool:
         """Give one place of a run back; False if it held none."""
         held = self._reserved.pop(run_id, 0)
