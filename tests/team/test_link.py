@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from pandacore import Agent, Task, errors
+from pandacore.rpc.outbox import BATCH_BYTES, BATCH_CALLS, take_batch
 from pandacore.rpc.v1 import agent_pb2
 from pandacore.team.client import AgentClient, AgentEvent, Started, SubtaskError
-from pandacore.team.desk import BATCH_BYTES, BATCH_CALLS, take_batch
 from pandacore.team.host import Host
 
 

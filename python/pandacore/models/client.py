@@ -41,6 +41,7 @@ from pandacore.errors import (
 from pandacore.models import wire
 from pandacore.models.backends.base import estimate_tokens
 from pandacore.models.limits import Clock, Endpoint, LimitConfig, Outcome, SystemClock, endpoint
+from pandacore.models.link import ChatLink
 from pandacore.models.strict_json import check_schema, parse_output, validate
 from pandacore.models.types import (
     ChatDelta,
@@ -78,6 +79,8 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 
 _T = TypeVar("_T")
 _TOO_LARGE: Final = re.compile(r"larger than max \((\d+) vs\.? (\d+)\)")
+_LARGE: Final = 256 * 1024
+"""Requests of more bytes do not go over the link, so that small ones need not wait behind them."""
 _SHOWN_BACK: Final = 2_000
 """Characters of a bad answer that are shown to the model when it is asked again."""
 
@@ -149,6 +152,8 @@ class ModelClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
         self._calls: pb_grpc.ModelServiceStub | None = None
+        self._link: ChatLink | None = None
+        self._no_link = False  # the server knows no links
         self._closed = False
         self._no_schema = False  # the server said that it cannot constrain to a schema
         self._endpoint: Endpoint = endpoint(target, self._new_endpoint)
@@ -441,6 +446,9 @@ class ModelClient:
         """Close the connection; running calls are cancelled. Safe to call twice."""
         self._own_process()
         self._closed = True
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
         channel, self._channel, self._calls = self._channel, None, None
         if channel is not None:
             await channel.close()
@@ -539,12 +547,14 @@ class ModelClient:
             message.stopping.max_tokens = request.max_tokens
         if reservation is None:
             return await self._call(
-                lambda stub, timeout: stub.Chat(message, timeout=timeout), deadline, idempotent=idempotent
+                lambda stub, timeout: self._send_chat(stub, message, timeout), deadline, idempotent=idempotent
             )
         with reservation:
             try:
                 response = await self._call(
-                    lambda stub, timeout: stub.Chat(message, timeout=timeout), deadline, idempotent=idempotent
+                    lambda stub, timeout: self._send_chat(stub, message, timeout),
+                    deadline,
+                    idempotent=idempotent,
                 )
             except (DeadlineExceeded, asyncio.CancelledError, Truncated, UnknownOutcome, Cancelled):
                 # The prompt was most likely read, so it is charged; what else was made is not known.
@@ -552,6 +562,21 @@ class ModelClient:
                 raise
             reservation.settle(response.usage.total_tokens)
             return response
+
+    async def _send_chat(
+        self, stub: pb_grpc.ModelServiceStub, message: pb.ChatRequest, timeout_s: float
+    ) -> pb.ChatResponse:
+        """One chat: over the link, or as a call of its own where it is large or the server knows no links."""
+        if not self._no_link and message.ByteSize() <= _LARGE:
+            if self._link is None:
+                self._link = ChatLink(self.target, lambda: self._stub().ChatLink())
+            try:
+                return await self._link.chat(message, timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                self._no_link = True
+        return await stub.Chat(message, timeout=timeout_s)
 
     async def _call(
         self,
@@ -568,14 +593,15 @@ class ModelClient:
             try:
                 response = await send(self._stub(), max(0.001, deadline - self._clock.now()))
                 verdict.success()
-                if response is None:  # what gRPC makes of bytes that are not the message
-                    raise self._garbled()
-                return response
-            except grpc.aio.AioRpcError as error:
+            except (grpc.aio.AioRpcError, PandacoreError) as error:
                 typed = self._typed(error, idempotent=idempotent)
                 verdict.failure(typed)
                 if not self._retryable(typed, attempt):
                     raise typed from None
+            else:
+                if response is None:  # what gRPC makes of bytes that are not the message
+                    raise self._garbled()
+                return response
             finally:
                 verdict.report(self._endpoint, started)
             attempt += 1
@@ -604,8 +630,10 @@ class ModelClient:
             raise error  # the retry would come too late, so the real cause is the better answer
         await self._clock.wait(None, wait)
 
-    def _typed(self, error: grpc.aio.AioRpcError, *, idempotent: bool) -> PandacoreError:
+    def _typed(self, error: grpc.aio.AioRpcError | PandacoreError, *, idempotent: bool) -> PandacoreError:
         """The error of the tree for a failed call."""
+        if isinstance(error, PandacoreError):
+            return error
         typed = error_of_call(error, where=self.target)
         if typed is not None:
             return typed

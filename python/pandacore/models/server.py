@@ -57,7 +57,8 @@ from pandacore.models.types import (
     constraint_name,
 )
 from pandacore.rpc import loop
-from pandacore.rpc.errors import status_code, trailers
+from pandacore.rpc.errors import status_code, to_detail, trailers
+from pandacore.rpc.outbox import Outbox
 from pandacore.rpc.v1 import model_pb2 as pb
 from pandacore.rpc.v1 import model_pb2_grpc as pb_grpc
 
@@ -73,6 +74,8 @@ _DELTA_QUEUE: Final = 256
 """Pieces that a backend may be ahead of a slow reader; then the backend waits."""
 _MAX_CALL_S: Final = 600.0
 """Longest a call without a deadline may run."""
+_MAX_UNREAD: Final = 32 * 1024 * 1024
+"""Bytes of answers that a link's caller may leave unread; then nothing more is taken from it."""
 _MAX_TEXTS: Final = 2_048
 _DETAIL_TEXT: Final = 1_000
 """Characters of an error's message on the wire: trailing metadata must stay below 8 KiB."""
@@ -134,6 +137,7 @@ class _Servicer(pb_grpc.ModelServiceServicer):
         self._gate = gate
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._aborted: set[str] = set()
+        self._links: set[asyncio.Future[None]] = set()
 
     # The method names are those of the protocol.
     async def Chat(
@@ -141,17 +145,82 @@ class _Servicer(pb_grpc.ModelServiceServicer):
         request: pb.ChatRequest,
         context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatResponse],
     ) -> pb.ChatResponse:
-        async def work() -> pb.ChatResponse:
-            # Refused before it waits, and abortable while it waits.
-            ask = await self._accepted(request)
-            result = await self._tracked(ask, self._in_turn(ask))
-            return _within_limit(wire.result_to_pb(result, ask.request_id))
-
-        return await self._run(context, work, gated=False)
+        return await self._run(context, lambda: self._answer(request), gated=False)
 
     async def _in_turn(self, ask: ChatRequest) -> ChatResult:
         async with self._gate:
             return await self._backend.chat(ask)
+
+    # gRPC takes this form, which reads and writes by itself, as well as a generator.
+    async def ChatLink(  # type: ignore[override]
+        self,
+        request_iterator: Any,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        del request_iterator
+        here = asyncio.get_running_loop()
+        tasks: dict[int, asyncio.Task[None]] = {}
+        room = asyncio.Event()
+
+        async def write(batch: list[pb.ChatReply]) -> None:
+            await context.write(pb.ChatReplies(replies=batch))
+            room.set()
+
+        outbox = Outbox(write)
+
+        async def answer(call: pb.ChatCall) -> None:
+            left = call.deadline_ms / 1000 if call.deadline_ms else _MAX_CALL_S
+            reply = pb.ChatReply(id=call.id)
+            try:
+                async with asyncio.timeout(min(left, _MAX_CALL_S)):
+                    reply.response.CopyFrom(await self._answer(call.request))
+            except Exception as error:  # whatever the backend raised must reach the caller as a typed error
+                reply.error.CopyFrom(to_detail(_told(error)))
+            finally:
+                tasks.pop(call.id, None)
+            outbox.put(reply)
+
+        async def take() -> None:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                for call in message.calls:
+                    if call.HasField("request"):
+                        tasks[call.id] = here.create_task(answer(call))
+                    elif (task := tasks.get(call.id)) is not None:
+                        task.cancel()
+                while outbox.unwritten > _MAX_UNREAD:
+                    room.clear()
+                    await room.wait()
+
+        closing: asyncio.Future[None] = here.create_future()
+        self._links.add(closing)
+        writer, taker = here.create_task(outbox.run()), here.create_task(take())
+        try:
+            await asyncio.wait({taker, writer, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():  # the server drains: no more is taken in, and what runs is answered
+                taker.cancel()
+                if tasks:
+                    await asyncio.wait(tasks.values())
+                while outbox.unwritten and not writer.done():
+                    room.clear()
+                    await room.wait()
+        finally:
+            self._links.discard(closing)
+            running = [taker, writer, *tasks.values()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def drain(self) -> None:
+        """Have the links end once what runs on them is answered."""
+        for closing in self._links:
+            if not closing.done():
+                closing.set_result(None)
+
+    async def _answer(self, message: pb.ChatRequest) -> pb.ChatResponse:
+        # Refused before it waits, and abortable while it waits.
+        ask = await self._accepted(message)
+        result = await self._tracked(ask, self._in_turn(ask))
+        return _within_limit(wire.result_to_pb(result, ask.request_id))
 
     async def ChatStream(
         self,
@@ -341,6 +410,13 @@ def _time_left(context: grpc.aio.ServicerContext[Any, Any]) -> float:
 
 
 async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
+    told = _told(error)
+    await context.abort(status_code(told), told.message[:200], trailers(told))
+    raise AssertionError("unreachable: abort raises")
+
+
+def _told(error: BaseException) -> PandacoreError:
+    """What the caller learns of a failure."""
     if isinstance(error, TimeoutError) and not isinstance(error, PandacoreError):
         error = DeadlineExceeded(
             "the deadline passed and the generation was stopped",
@@ -354,8 +430,7 @@ async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     error.message = redact(error.message)[:_DETAIL_TEXT]
     error.hint = error.hint and redact(error.hint)[:200]
     error.where = error.where and redact(error.where)[:200]
-    await context.abort(status_code(error), error.message[:200], trailers(error))
-    raise AssertionError("unreachable: abort raises")
+    return error
 
 
 def _within_limit(message: _T) -> _T:
@@ -463,6 +538,7 @@ class ModelServer:
         self._gate = _Gate(concurrency or backend.concurrency, waiting)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
+        self._servicer: _Servicer | None = None
 
     @property
     def address(self) -> str:
@@ -490,7 +566,8 @@ class ModelServer:
                 ("grpc.so_reuseport", 0),
             ]
         )
-        pb_grpc.add_ModelServiceServicer_to_server(_Servicer(self.backend, self._gate), server)
+        self._servicer = _Servicer(self.backend, self._gate)
+        pb_grpc.add_ModelServiceServicer_to_server(self._servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -513,6 +590,8 @@ class ModelServer:
         if server is None:
             return
         await self._health.enter_graceful_shutdown()
+        if self._servicer is not None:
+            self._servicer.drain()
         await server.stop(grace_s)
         await self.backend.aclose()
 

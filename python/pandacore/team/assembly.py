@@ -219,11 +219,14 @@ class Assembler:
         if "forget_release" in PLANTED:
             return
 
-        async def give_back(agent_id: bytes) -> None:
+        sent: list[asyncio.Future[agent_pb2.ReleaseReply]] = []
+        for agent_id in agent_ids:
+            # On its way at once: whoever is cancelled while it waits for the replies leaves no place behind.
             with contextlib.suppress(errors.PandacoreError):  # the reservation also expires by itself
-                await self._directory.client(agent_id).release(agent_id, run_id, timeout_s=INVITE_TIMEOUT_S)
-
-        await asyncio.gather(*(give_back(a) for a in agent_ids))
+                client = self._directory.client(agent_id)
+                sent.append(client.withdrawal(agent_id, run_id, timeout_s=INVITE_TIMEOUT_S))
+        if sent:
+            await asyncio.gather(*sent, return_exceptions=True)
 
     async def disband(
         self,

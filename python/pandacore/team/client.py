@@ -196,8 +196,14 @@ class AgentClient:
 
     async def release(self, agent_id: bytes, run_id: str, *, timeout_s: float) -> bool:
         """Give places back; True if the run held any. A release overtakes no invitation made before it."""
+        return bool((await self.withdrawal(agent_id, run_id, timeout_s=timeout_s)).found)
+
+    def withdrawal(
+        self, agent_id: bytes, run_id: str, *, timeout_s: float
+    ) -> asyncio.Future[agent_pb2.ReleaseReply]:
+        """A release that is on its way at once."""
         request = agent_pb2.ReleaseRequest(agent_id=agent_id, run_id=run_id)
-        return bool((await self._link.ask("release", request, timeout_s)).found)
+        return self._link.ask("release", request, timeout_s)
 
     async def cancel(
         self, agent_id: bytes, run_id: str, subtask_id: str, attempt: int, *, timeout_s: float
@@ -303,9 +309,9 @@ class AgentClient:
             usage = usage_from_pb(done.usage) if done.HasField("usage") else _NOTHING
             return Completed(done.output_json, usage, done.queued_s, done.run_s)
         failed = event.failed
-        error = from_detail(failed.error)
-        error.where = error.where or self._where(request)
-        raise SubtaskError(error, executed=failed.executed, usage=usage_from_pb(failed.usage))
+        theirs = from_detail(failed.error)
+        theirs.where = theirs.where or self._where(request)
+        raise SubtaskError(theirs, executed=failed.executed, usage=usage_from_pb(failed.usage))
 
     def _where(self, request: agent_pb2.AssignRequest) -> str:
         return f"subtask {request.subtask_id!r} at {self.address}"
@@ -327,6 +333,7 @@ class _Alone:
         self.future = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> agent_pb2.AssignEvent:
+        event: agent_pb2.AssignEvent
         async for event in self._call:
             if event.HasField("completed") or event.HasField("failed"):
                 return event

@@ -11,6 +11,7 @@ import grpc
 
 from pandacore import errors
 from pandacore.rpc.errors import to_detail
+from pandacore.rpc.outbox import Outbox
 from pandacore.rpc.v1 import agent_pb2
 
 if TYPE_CHECKING:
@@ -18,31 +19,14 @@ if TYPE_CHECKING:
 
     from pandacore.team.host import Host, Job, Tell
 
-__all__ = ["BATCH_BYTES", "BATCH_CALLS", "Desk", "serve_link", "take_batch"]
+__all__ = ["Desk", "serve_link"]
 
-BATCH_CALLS: Final = 256
-"""Most calls or replies of one message."""
-BATCH_BYTES: Final = 512 * 1024
-"""A message is full at this size; a larger single item goes alone."""
 MAX_UNREAD: Final = 32 * 1024 * 1024
 """Bytes of replies that a caller may leave unread; then nothing more is taken from it until it reads."""
 
 
 TICK_S: Final = 0.05
 """How often a desk looks for subtasks whose time is over."""
-
-
-def take_batch(pending: list[Any]) -> list[Any]:
-    """Take what fits one message off the front of a list; at least one item."""
-    size, count = 0, 0
-    for item in pending[:BATCH_CALLS]:
-        size += item.ByteSize()
-        if count and size > BATCH_BYTES:
-            break
-        count += 1
-    batch = pending[:count]
-    del pending[:count]
-    return batch
 
 
 class Desk:
@@ -130,36 +114,25 @@ class Desk:
 
 async def serve_link(host: Host, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """Serve one stream until its caller leaves."""
-    pending: list[agent_pb2.Reply] = []
-    unread = 0
-    wake, drained = asyncio.Event(), asyncio.Event()
+    drained = asyncio.Event()
+
+    async def write(batch: list[agent_pb2.Reply]) -> None:
+        await context.write(agent_pb2.LinkReply(replies=batch))
+        drained.set()
+
+    outbox = Outbox(write)
 
     def reply(message: agent_pb2.Reply) -> None:
-        nonlocal unread
-        if unread > MAX_UNREAD and message.assign.HasField("progress"):
-            return
-        pending.append(message)
-        unread += message.ByteSize()
-        wake.set()
-
-    async def write() -> None:
-        nonlocal unread
-        while True:
-            await wake.wait()
-            wake.clear()
-            while pending:
-                batch = take_batch(pending)
-                await context.write(agent_pb2.LinkReply(replies=batch))
-                unread -= sum(item.ByteSize() for item in batch)
-                drained.set()
+        if outbox.unwritten <= MAX_UNREAD or not message.assign.HasField("progress"):
+            outbox.put(message)
 
     desk = Desk(host, reply)
-    writer = asyncio.get_running_loop().create_task(write(), name="pandacore desk writer")
+    writer = asyncio.get_running_loop().create_task(outbox.run(), name="pandacore desk writer")
     try:
         while (message := await context.read()) is not grpc.aio.EOF:
             for call in message.calls:
                 desk.take(call)
-            while unread > MAX_UNREAD and not writer.done():
+            while outbox.unwritten > MAX_UNREAD and not writer.done():
                 drained.clear()
                 await drained.wait()
             if writer.done():

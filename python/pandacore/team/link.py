@@ -17,8 +17,8 @@ import grpc
 
 from pandacore import errors
 from pandacore.rpc.errors import from_detail
+from pandacore.rpc.outbox import Outbox
 from pandacore.rpc.v1 import agent_pb2
-from pandacore.team.desk import take_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,27 +259,20 @@ class _Stream:
     def __init__(self, call: Any, link: StreamLink) -> None:
         self._call = call
         self._link = link
-        self._pending: list[agent_pb2.Call] = []
-        self._wake = asyncio.Event()
+        self._outbox: Outbox[agent_pb2.Call] = Outbox(
+            lambda batch: call.write(agent_pb2.LinkRequest(calls=batch))
+        )
+        self.send = self._outbox.put
         loop = asyncio.get_running_loop()
         self._tasks = (
             loop.create_task(self._write(), name="pandacore link writer"),
             loop.create_task(self._read(), name="pandacore link reader"),
         )
 
-    def send(self, call: agent_pb2.Call) -> None:
-        self._pending.append(call)
-        self._wake.set()
-
     async def _write(self) -> None:
         # What is wrong with a broken stream is told by the reader.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._pending:
-                    batch = take_batch(self._pending)
-                    await self._call.write(agent_pb2.LinkRequest(calls=batch))
+            await self._outbox.run()
 
     async def _read(self) -> None:
         why = "the host ended the link"

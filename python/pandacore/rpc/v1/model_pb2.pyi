@@ -172,6 +172,38 @@ class Usage(_message.Message):
     reasoning_tokens: int
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
+class ChatCalls(_message.Message):
+    __slots__ = ("calls",)
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[ChatCall]
+    def __init__(self, calls: _Optional[_Iterable[_Union[ChatCall, _Mapping]]] = ...) -> None: ...
+
+class ChatCall(_message.Message):
+    __slots__ = ("id", "request", "deadline_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    request: ChatRequest
+    deadline_ms: int
+    def __init__(self, id: _Optional[int] = ..., request: _Optional[_Union[ChatRequest, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class ChatReplies(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[ChatReply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[ChatReply, _Mapping]]] = ...) -> None: ...
+
+class ChatReply(_message.Message):
+    __slots__ = ("id", "response", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    response: ChatResponse
+    error: ErrorDetail
+    def __init__(self, id: _Optional[int] = ..., response: _Optional[_Union[ChatResponse, _Mapping]] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ...) -> None: ...
+
 class ChatResponse(_message.Message):
     __slots__ = ("request_id", "model", "text", "tool_calls", "finish_reason", "usage")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -41,6 +41,11 @@ class ModelServiceStub:
                 request_serializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatRequest.SerializeToString,
                 response_deserializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.ChatLink = channel.stream_stream(
+                '/pandacore.rpc.v1.ModelService/ChatLink',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatCalls.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatReplies.FromString,
+                _registered_method=True)
         self.ChatStream = channel.unary_stream(
                 '/pandacore.rpc.v1.ModelService/ChatStream',
                 request_serializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatRequest.SerializeToString,
@@ -75,6 +80,14 @@ class ModelServiceServicer:
 
     def Chat(self, request, context):
         """One answer, whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChatLink(self, request_iterator, context):
+        """The same over one stream, several to a message, for callers with many short ones. When it breaks, every
+        chat on it has failed, and is stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +132,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatRequest.FromString,
                     response_serializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatResponse.SerializeToString,
+            ),
+            'ChatLink': grpc.stream_stream_rpc_method_handler(
+                    servicer.ChatLink,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatCalls.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatReplies.SerializeToString,
             ),
             'ChatStream': grpc.unary_stream_rpc_method_handler(
                     servicer.ChatStream,
@@ -175,6 +193,33 @@ class ModelService:
             '/pandacore.rpc.v1.ModelService/Chat',
             pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatRequest.SerializeToString,
             pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatLink(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pandacore.rpc.v1.ModelService/ChatLink',
+            pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatCalls.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_model__pb2.ChatReplies.FromString,
             options,
             channel_credentials,
             insecure,
