@@ -829,13 +829,16 @@ class Collective:
             An argument is not valid.
         """
         self._require_open()
-        async with self._place():
+        await self._place()
+        try:
             run = self.start(task, pattern=pattern, budget=budget, planner=planner)
             try:
                 return await run.result()
             except asyncio.CancelledError:
                 await run.cancel()
                 raise
+        finally:
+            self._places.release()
 
     def start(
         self,
@@ -939,8 +942,8 @@ class Collective:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _place(self) -> Any:
+    async def _place(self) -> None:
+        """Wait for a place among the runs; whoever has one gives it back."""
         if self._places.locked() and self._waiting >= MAX_WAITING:
             raise errors.Overloaded(f"{self._waiting} runs wait already", hint="wait for some of them")
         self._waiting += 1
@@ -948,10 +951,6 @@ class Collective:
             await self._places.acquire()
         finally:
             self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._places.release()
 
     def _make_vetting(self, registry: Registry, stack: contextlib.AsyncExitStack) -> Vetting | None:
         trust, reputation = self._trust_spec, self._reputation_spec
@@ -1069,13 +1068,14 @@ class _Standby:
 
 
 def _pattern(pattern: str | type[Machine] | tuple[type[Machine], type[Machine]]) -> tuple[str, type[Machine]]:
-    from pandacore.names import suggestions
     from pandacore.patterns import MACHINES, register
     from pandacore.patterns.base import Machine
 
     if isinstance(pattern, str):
         if pattern in MACHINES:
             return pattern, MACHINES[pattern][0]
+        from pandacore.names import suggestions
+
         close = suggestions(pattern, MACHINES)
         raise errors.ConfigError(
             f"no pattern {pattern!r}; known: {', '.join(MACHINES)}",

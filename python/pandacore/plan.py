@@ -10,7 +10,7 @@ from pandacore.errors import InvalidPlan
 from pandacore.names import capability_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["MAX_SUBTASKS", "Plan", "Subtask"]
 
@@ -57,6 +57,7 @@ class Plan:
     _by_id: dict[str, Subtask] = field(init=False, repr=False, compare=False)
     _order: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _dependents: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    _digests: tuple[str, dict[str, str]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         subtasks = tuple(self.subtasks)
@@ -112,6 +113,13 @@ class Plan:
     def dependents(self, subtask_id: str) -> tuple[str, ...]:
         """Ids of the subtasks that wait for this one."""
         return self._dependents[subtask_id]
+
+    def digests(self, root: str, make: Callable[[], dict[str, str]]) -> dict[str, str]:
+        """What ``make`` gives for this root, made once for runs of one plan after another."""
+        if self._digests is None or self._digests[0] != root:
+            object.__setattr__(self, "_digests", (root, make()))
+        assert self._digests is not None
+        return dict(self._digests[1])
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-ready data."""

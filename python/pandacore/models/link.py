@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 
-from pandacore.errors import DeadlineExceeded, ModelUnavailable, PandacoreError, ProtocolError
+from pandacore.errors import DeadlineExceeded, PandacoreError, ProtocolError
 from pandacore.rpc.errors import from_detail
 from pandacore.rpc.outbox import Outbox
 from pandacore.rpc.v1 import model_pb2 as pb
@@ -80,9 +80,7 @@ class ChatLink:
         return outbox
 
     async def _read(self, call: Any) -> None:
-        why: Exception = ModelUnavailable(
-            "the server ended the link", where=self._target, hint="check that the model server runs"
-        )
+        why: Exception = _broken(grpc.StatusCode.UNAVAILABLE, "the server ended the link")
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message is None:  # what gRPC makes of bytes that are not the message
@@ -92,12 +90,7 @@ class ChatLink:
                     self._replied(reply)
             else:
                 if (code := await call.code()) is not grpc.StatusCode.OK:
-                    why = grpc.aio.AioRpcError(
-                        code,
-                        await call.initial_metadata(),
-                        await call.trailing_metadata(),
-                        details=await call.details(),
-                    )
+                    why = _broken(code, await call.details())
         except grpc.aio.AioRpcError as error:
             why = error
         finally:
@@ -141,6 +134,10 @@ class ChatLink:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _broken(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
 async def _write(outbox: Outbox[pb.ChatCall]) -> None:

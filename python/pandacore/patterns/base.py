@@ -470,8 +470,12 @@ def subtask_digests(plan: Plan, inputs: Mapping[str, Any]) -> dict[str, str]:
     The id is left out: the same work under another name in another plan has the same digest, so its output is
     kept. Equal subtasks of one plan are told apart by their order. O(subtasks + dependencies).
     """
-    items = {item["id"]: item for item in plan.to_dict()["subtasks"]}
     root = short_hash(dict(inputs))
+    return plan.digests(root, lambda: _digests(plan, root))
+
+
+def _digests(plan: Plan, root: str) -> dict[str, str]:
+    items = {item["id"]: item for item in plan.to_dict()["subtasks"]}
     seen: dict[str, int] = {}
     digests: dict[str, str] = {}
     for subtask_id in plan.order:

@@ -153,7 +153,8 @@ class StarNode(Machine):
 
     @property
     def _busy(self) -> bool:
-        return self.leads and not self.done and "ended" not in self._hub
+        hub = self.state.get("hub")
+        return not (hub is None or self.done or self.state.get("owner") != self.me or "ended" in hub)
 
     # -- what the orchestration adds -------------------------------------------------------------------
 
@@ -181,7 +182,12 @@ class StarNode(Machine):
 
     def flush(self) -> list[Action]:
         """As :meth:`Machine.flush`; with stand-ins, a commit's effects wait for a quorum of copies."""
-        actions = self._flush()
+        hub = self.state.get("hub")
+        if hub is not None and hub["stand_ins"]:
+            actions = self._replicated()
+        else:
+            self._commit = False
+            actions = super().flush()
         if self._ending and not self.done:
             self.done = any(isinstance(a, Finish) for a in actions)
         return actions
@@ -191,11 +197,10 @@ class StarNode(Machine):
         self._ending = True
         self.do(Finish(value, dict(failed or {})))
 
-    def _flush(self) -> list[Action]:
-        hub = self.state.get("hub")
-        others = [h for h in self._holders() if h != self.me] if hub and hub["stand_ins"] else []
-        touched = others and any(p[0] == "hub" for p in (*self._sets, *self._drops))
-        if not (touched and self.leads):
+    def _replicated(self) -> list[Action]:
+        others = [h for h in self._holders() if h != self.me]
+        touched = any(p[0] == "hub" for p in (*self._sets, *self._drops))
+        if not (self.leads and touched and others):
             self._commit = False
             return super().flush()
         self.put("hub", "seq", value=self._hub["seq"] + 1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from random import Random
 
-    from pandacore.registry import Team
+    from pandacore.registry import PreparedSpec, Team
     from pandacore.rpc.v1 import agent_pb2
     from pandacore.team.directory import Directory
     from pandacore.team.entry import Entry
@@ -37,6 +37,8 @@ MAX_LOST: Final = 64
 MAX_ASKS: Final = 4
 """Times that the collective is asked for what the registry lacks."""
 _BACKOFF_S: Final = (0.01, 0.5)
+MAX_PREPARED: Final = 64
+"""Specifications of teams that are kept ready for the next run."""
 _NAMED: Final = 3
 """Refused agents that an error names."""
 
@@ -71,6 +73,7 @@ class Assembler:
         self._directory = directory
         self._random = random
         self._ask = ask
+        self._prepared: dict[tuple[tuple[str, int], ...], PreparedSpec] = {}
 
     async def form(
         self, required: Mapping[str, int], run_id: str, *, exclude: frozenset[bytes] = frozenset()
@@ -116,7 +119,9 @@ class Assembler:
                 for agent_id, _, _ in choice:
                     self._directory.expect(agent_id, -1)
             if not refused:
-                holders = {c: self._holders(c) for c in dict.fromkeys(c for _, c, _ in choice)}
+                holders = {
+                    c: self._directory.registry.available(c) for c in dict.fromkeys(c for _, c, _ in choice)
+                }
                 members = (
                     self._member(found[agent_id], (capability, load), loads, mode, holders[capability])
                     for agent_id, capability, load in choice
@@ -148,11 +153,17 @@ class Assembler:
         if self._directory.vetting is not None:
             self._directory.vetting.refresh()
         seed = self._random.getrandbits(32)
-        for mode in ("dedicated", "consolidated"):
-            team = self._directory.registry.assemble(
-                dict(required), mode=mode, seed=seed, exclude=tuple(exclude)
-            )
+        registry = self._directory.registry
+        wanted = None if exclude else tuple(required.items())
+        if wanted is not None and (spec := self._prepared.get(wanted)) is not None:
+            team = registry.assemble(spec, seed=seed)
             if team.complete:
+                return team, "dedicated"
+        for mode in ("dedicated", "consolidated"):
+            team = registry.assemble(dict(required), mode=mode, seed=seed, exclude=tuple(exclude))
+            if team.complete:
+                if wanted is not None and mode == "dedicated" and all(map(registry.available, required)):
+                    self._remember(wanted)
                 return team, mode
         missing = dict(team.missing)
         listed = ", ".join(f"{count} more for {name!r}" for name, count in missing.items())
@@ -164,6 +175,12 @@ class Assembler:
             if refused
             else "add agents with these capabilities to the collective",
         )
+
+    def _remember(self, wanted: tuple[tuple[str, int], ...]) -> None:
+        """Keep the specification ready; not where somebody else stands in for a capability by its meaning."""
+        if len(self._prepared) >= MAX_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+        self._prepared[wanted] = self._directory.registry.prepare(dict(wanted))
 
     def _refused(self, missing: Mapping[str, int]) -> list[str]:
         """Who has the capabilities but may not be chosen, and why; the first few."""
@@ -257,12 +274,6 @@ class Assembler:
         if left:
             async with asyncio.timeout(within_s):
                 await self._release(left, run_id)
-
-    def _holders(self, capability: str) -> int:
-        registry = self._directory.registry
-        if self._directory.vetting is None:
-            return len(registry.holders(capability))
-        return registry.available(capability)
 
     def _member(
         self,

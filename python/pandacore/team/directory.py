@@ -147,11 +147,7 @@ class Directory:
 
     def client(self, agent_id: bytes) -> AgentClient:
         """The client of the agent's host."""
-        return self.client_of(self.entry(agent_id))
-
-    def client_of(self, entry: Entry) -> AgentClient:
-        """The client of an entry's host."""
-        return self.client_at(entry.address)
+        return self.clients.at(self.entry(agent_id).address)
 
     def client_at(self, address: str) -> AgentClient:
         """The one client of a host; connects when first used."""

@@ -9,7 +9,7 @@ import json
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
@@ -138,6 +138,8 @@ class Run(Engine):
         self._votes = bool(getattr(machine, "votes_on_plans", False))
         self._by_messages = pattern == FAILOVER
         self._has_members = known[0] is machine and known[1] is not None and pattern != "star"
+        self._documents: list[model_pb2.Document] = documents_to_pb(task.documents) if task.documents else []
+        self._metadata_json = _ENCODE(dict(task.metadata)) if task.metadata else "{}"
         self._budget = budget
         self._services = services
         self._planner = planner
@@ -180,7 +182,10 @@ class Run(Engine):
 
     async def result(self) -> Result:
         """Wait for the end. Cancelling the waiter does not cancel the run."""
-        await asyncio.wait({self._main})
+        if not self._main.done():
+            over = asyncio.Event()
+            self._main.add_done_callback(lambda _: over.set())
+            await over.wait()
         assert self._result is not None
         return self._result
 
@@ -829,14 +834,6 @@ class Run(Engine):
             if reservation is not None:
                 reservation.settle(spent.total_tokens)
             self._spend(spent)
-
-    @cached_property
-    def _documents(self) -> list[model_pb2.Document]:
-        return documents_to_pb(self.task.documents)
-
-    @cached_property
-    def _metadata_json(self) -> str:
-        return _ENCODE(dict(self.task.metadata))
 
     def _subtask(self, subtask_id: str) -> Subtask:
         """The subtask; for one that a user's pattern made up, the whole task under its name."""

@@ -9,7 +9,6 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
@@ -115,13 +114,6 @@ class Job:
         self._progress: deque[str] | None = None
         self._flushing = False
         self.tell: Tell | None = None
-
-    @cached_property
-    def ledger(self) -> TokenLedger:
-        """What its model calls may spend."""
-        request = self.request
-        limit = None if request.unlimited_tokens else request.token_budget
-        return TokenLedger(limit, name=f"subtask {request.subtask_id!r}")
 
     async def over(self, within_s: float) -> bool:
         """Wait for its terminal event; False if there is none in time."""
@@ -693,7 +685,10 @@ class Host:
         """The model as one subtask sees it: charged to its ledger, cut off at its deadline."""
         if self.model is None:
             return None
-        return BoundModel(self.model, ledger=job.ledger, remaining_s=job.remaining_s, spent=job.spend)
+        request = job.request
+        limit = None if request.unlimited_tokens else request.token_budget
+        ledger = TokenLedger(limit, name=f"subtask {request.subtask_id!r}")
+        return BoundModel(self.model, ledger=ledger, remaining_s=job.remaining_s, spent=job.spend)
 
 
 class _Servicer(agent_pb2_grpc.AgentServiceServicer):

@@ -52,7 +52,7 @@ class WorkQueue(Generic[T]):
     @property
     def full(self) -> bool:
         """True if nothing more is taken."""
-        return self.load >= self.concurrency + self.limit
+        return self.running + len(self._entries) + self.reserved >= self.concurrency + self.limit
 
     def reserve(self, run_id: str) -> bool:
         """Hold one place for a run; False if the queue is full."""
