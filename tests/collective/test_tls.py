@@ -14,7 +14,7 @@ import pandacore as pc
 from pandacore import errors
 from pandacore.gossip import team_identity
 from pandacore.rpc.v1 import agent_pb2
-from pandacore.team.client import AgentClient, Completed, SubtaskError
+from pandacore.team.client import AgentClient, SubtaskError
 from pandacore.team.passes import Passport
 from pandacore.team.tls import _pem
 
@@ -81,10 +81,7 @@ async def ask(client: AgentClient, agent: pc.Agent) -> str:
     request = agent_pb2.AssignRequest(
         agent_id=agent.id, run_id="r", subtask_id="s", instruction=SECRET, root_text=SECRET
     )
-    async for event in client.assign(request, timeout_s=10):
-        if isinstance(event, Completed):
-            return event.output_json
-    raise AssertionError("no output")
+    return (await client.assign(request, timeout_s=10)).output_json
 
 
 def place(c: pc.Collective) -> str:
