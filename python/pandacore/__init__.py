@@ -13,7 +13,7 @@ from pandacore.agent import Agent, AgentContext, agent
 if TYPE_CHECKING:
     from pandacore.broker import SemanticIndex
     from pandacore.collective import Collective, SyncCollective
-    from pandacore.errors import PandacoreError
+    from pandacore.errors import InputRequired, PandacoreError
     from pandacore.journal import Journal
     from pandacore.models.client import ModelClient
     from pandacore.models.types import ChatRequest, Document, Message, Usage
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
         Failure,
         PatternNote,
         PlanReady,
+        Question,
+        QuestionAnswered,
+        QuestionAsked,
         Result,
         RunFinished,
         RunStarted,
@@ -50,6 +53,7 @@ __all__ = [
     "Document",
     "Event",
     "Failure",
+    "InputRequired",
     "Journal",
     "KeyPair",
     "Machine",
@@ -60,6 +64,9 @@ __all__ = [
     "Plan",
     "PlanReady",
     "Probing",
+    "Question",
+    "QuestionAnswered",
+    "QuestionAsked",
     "Registry",
     "Result",
     "RunFinished",
@@ -84,7 +91,7 @@ __all__ = [
 _HOME = {
     "pandacore.broker": ("SemanticIndex",),
     "pandacore.collective": ("Collective", "SyncCollective"),
-    "pandacore.errors": ("PandacoreError",),
+    "pandacore.errors": ("InputRequired", "PandacoreError"),
     "pandacore.models.client": ("ModelClient",),
     "pandacore.models.types": ("ChatRequest", "Document", "Message", "Usage"),
     "pandacore.journal": ("Journal",),
@@ -98,6 +105,9 @@ _HOME = {
         "Failure",
         "PatternNote",
         "PlanReady",
+        "Question",
+        "QuestionAnswered",
+        "QuestionAsked",
         "Result",
         "RunFinished",
         "RunStarted",

@@ -317,6 +317,8 @@ class Collective:
                     directory, random=self._random, ask=presence.ask if presence is not None else None
                 )
                 self._services = Services(directory, assembler, model, self._random, journal, self._host)
+                if journal is not None and self._host is not None:
+                    journal.announce(self._host.address.rpartition("@")[2], self._host.token)
                 if presence is not None and self._joining is not None:
                     self._report = await presence.join(self._joining.timeout_s)
                 for agent in self._agents.values():
@@ -421,14 +423,19 @@ class Collective:
         return directory
 
     async def close(self) -> None:
-        """Cancel what runs, say goodbye, stop serving and end the model server. Idempotent."""
+        """Cancel what runs, say goodbye, stop serving and end the model server. Idempotent.
+
+        Runs that wait for answers and for nothing else stay open in the journal, to be taken up by
+        :meth:`resume`; their result says ``input_required``.
+        """
         self._check_process()
         if self._state in ("closed", "new"):
             self._state = "closed"
             return
         self._check_loop()
         self._state = "closed"
-        await asyncio.gather(*(run.cancel() for run in list(self._runs)), return_exceptions=True)
+        ends = (run.park() if run.parkable else run.cancel() for run in list(self._runs))
+        await asyncio.gather(*ends, return_exceptions=True)
         watches = list(self._watches.values())
         for task in watches:
             task.cancel()
@@ -918,6 +925,35 @@ class Collective:
             )
         )
 
+    async def answer(self, run: Run | str, question_id: str, value: Any) -> None:
+        """Answer what an agent of a run asked by :class:`~pandacore.errors.InputRequired`.
+
+        Open questions are in ``Run.questions``, and come as :class:`~pandacore.task.QuestionAsked` events.
+        They may be answered in any order; a subtask goes on once it has all its answers.
+
+        Parameters
+        ----------
+        run : Run or str
+            The run, or its id; one of this collective that is in progress.
+        question_id : str
+            ``SUBTASK:ID``.
+        value : JSON value
+
+        Raises
+        ------
+        UnknownRun, UnknownQuestion, DuplicateAnswer, InvalidAnswer
+            Nothing was answered.
+        """
+        self._require_open()
+        run_id = run if isinstance(run, str) else run.id
+        found = next((r for r in self._runs if r.id == run_id), None)
+        if found is None:
+            raise errors.UnknownRun(
+                f"run {run_id!r} is not in progress here",
+                hint="take it up by resume(), or answer where it goes on: `pandacore answer`",
+            )
+        await found.answer(question_id, value)
+
     def _follow(self, run: Run) -> Run:
         self._runs.add(run)
         run._main.add_done_callback(lambda _: self._runs.discard(run))
@@ -1230,6 +1266,10 @@ class SyncCollective:
     ) -> Result:
         """See :meth:`Collective.run`."""
         return self._call(self._collective.run(task, pattern=pattern, budget=budget, planner=planner))
+
+    def answer(self, run: str, question_id: str, value: Any) -> None:
+        """See :meth:`Collective.answer`; from another thread, or between the events of :meth:`stream`."""
+        self._call(self._collective.answer(run, question_id, value))
 
     def stream(
         self,

@@ -6,6 +6,8 @@ pandacore, so the Rust extension can raise these classes without a cycle.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "AgentFailed",
     "AuthenticationFailed",
@@ -22,6 +24,7 @@ __all__ = [
     "DataDirLocked",
     "DeadlineExceeded",
     "DimensionMismatch",
+    "DuplicateAnswer",
     "DuplicateId",
     "DuplicateStatement",
     "Expired",
@@ -29,6 +32,8 @@ __all__ = [
     "ForkError",
     "ImpossibleReport",
     "IncompatibleJournal",
+    "InputRequired",
+    "InvalidAnswer",
     "InvalidKey",
     "InvalidName",
     "InvalidOutput",
@@ -66,6 +71,7 @@ __all__ = [
     "UnknownCapability",
     "UnknownId",
     "UnknownOutcome",
+    "UnknownQuestion",
     "UnknownRun",
     "UnsupportedFeature",
     "UntrustedWitness",
@@ -447,6 +453,54 @@ class AgentFailed(PandacoreError):
     ) -> None:
         super().__init__(message, where=where, hint=hint)
         self.kind = kind
+
+
+class InputRequired(PandacoreError):
+    """Raised by an agent that cannot go on without an answer from outside; its subtask then waits.
+
+    Once all its questions are answered the subtask is executed again, by the same agent if it is still
+    there: ``Task.answers`` then holds the answers by their ids, ``Task.state`` what was given here. What was
+    done before can so be skipped.
+
+    Parameters
+    ----------
+    *questions : str or Question
+        What has to be known; a text alone stands for ``Question(text)``.
+    state : JSON value
+        Given back with the answers.
+
+    Examples
+    --------
+    >>> raise InputRequired("Send it to 3 people?", state={"draft": "Dear all"})
+    Traceback (most recent call last):
+    pandacore.errors.InputRequired: Send it to 3 people? (answer it with Collective.answer)
+    """
+
+    def __init__(
+        self, *questions: Any, state: Any = None, where: str | None = None, hint: str | None = None
+    ) -> None:
+        texts = [str(getattr(question, "text", question)) for question in questions]
+        super().__init__(
+            "; ".join(texts) or "an answer is needed",
+            where=where,
+            hint=hint or "answer it with Collective.answer",
+        )
+        self.questions = questions
+        self.state = state
+
+
+class UnknownQuestion(PandacoreError, KeyError):
+    """No open question has this id."""
+
+    __str__ = PandacoreError.__str__
+
+
+class DuplicateAnswer(PandacoreError, ValueError):
+    """The question has its answer already; the first one stands."""
+
+
+class InvalidAnswer(PandacoreError, ValueError):
+    """The answer does not fit the question's schema."""
 
 
 class RunFailed(PandacoreError):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Journal", "Kind", "Record", "RunInfo"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Raised with every change of the tables or of what a record says; other versions are refused."""
 MAX_PENDING: Final = 10_000
 """Records that wait for a commit; more block the writers."""
@@ -50,6 +50,7 @@ class Kind(StrEnum):
     PLAN = "plan"
     CHECKPOINT = "checkpoint"
     SPENT = "spent"
+    ANSWER = "answer"
     RESUMED = "resumed"
     FINISH = "finish"
 
@@ -100,6 +101,8 @@ class Journal:
         ``sync``: :meth:`append` returns once the record is on disk (fsync). ``async``: it returns at once;
         a crash may lose the records of the last commit interval, some tens of milliseconds, never older
         ones, and never their order.
+    read_only : bool
+        True: only :meth:`read` and :meth:`runs`, beside the process that owns the file.
 
     Raises
     ------
@@ -112,7 +115,11 @@ class Journal:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, durability: Literal["sync", "async"] = "sync"
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Literal["sync", "async"] = "sync",
+        read_only: bool = False,
     ) -> None:
         if durability not in ("sync", "async"):
             raise errors.ConfigError(
@@ -121,21 +128,28 @@ class Journal:
         self.path = Path(path)
         self.durability = durability
         self._pid = os.getpid()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _FileLock(self.path.with_name(self.path.name + ".lock"))
+        self._lock: _FileLock | None = None
         with contextlib.ExitStack() as undo:  # a file that turns out damaged is let go of
-            undo.callback(self._lock.release)
+            if not read_only:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = _FileLock(self.path.with_name(self.path.name + ".lock"))
+                undo.callback(self._lock.release)
             self._reader = undo.enter_context(contextlib.closing(_open(self.path)))
+            if read_only:
+                self._reader.execute("PRAGMA query_only=ON")
             self._next = _last_numbers(self._reader, self.path)
             undo.pop_all()
+        self._doors: list[dict[str, str]] = []
         self._mutex = threading.Lock()
         self._queue: queue.Queue[_Write | threading.Event | None] = queue.Queue(MAX_PENDING)
         self._failed: errors.PandacoreError | None = None
         self._closed = False
         self.commits = 0
         """Commits so far; fewer than records when writers shared them."""
-        self._writer = threading.Thread(target=self._write_loop, name="pandacore-journal", daemon=True)
-        self._writer.start()
+        self._writer: threading.Thread | None = None
+        if not read_only:
+            self._writer = threading.Thread(target=self._write_loop, name="pandacore-journal", daemon=True)
+            self._writer.start()
 
     async def append(self, run_id: str, kind: Kind, body: Any) -> int:
         """Write one record; answers its ``seq``.
@@ -185,6 +199,8 @@ class Journal:
             )
         if self._closed:
             raise errors.StateError(f"the journal {self.path} is closed", hint="open it again")
+        if self._writer is None:
+            raise errors.StateError(f"the journal {self.path} is read only", hint="open it to write")
         if isinstance(self._failed, errors.StorageFull) and self._queue.empty():
             # Nothing that failed is in the file: number on from what is, and let the next commit try.
             self._next = _last_numbers(self._reader, self.path)
@@ -350,7 +366,7 @@ class Journal:
         """Wait until what was appended so far is committed, so that reads see it."""
         if self._closed:
             raise errors.StateError(f"the journal {self.path} is closed", hint="open it again")
-        if os.getpid() == self._pid and self._writer.is_alive():
+        if os.getpid() == self._pid and self._writer is not None and self._writer.is_alive():
             reached = threading.Event()
             self._queue.put(reached)
             reached.wait(30)
@@ -360,10 +376,34 @@ class Journal:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._queue.put(None)
-        self._writer.join(30)
+        if self._writer is not None:
+            self._queue.put(None)
+            self._writer.join(30)
         self._reader.close()
-        self._lock.release()
+        if self._doors:
+            _door_file(self.path).unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.release()
+
+    def announce(self, address: str, token: bytes) -> None:
+        """Leave word beside the file, for its owner's eyes only, where answers to questions are taken."""
+        self._doors.append({"address": address, "token": token.hex()})
+        path = _door_file(self.path)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        with open(
+            os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii"
+        ) as file:
+            json.dump(self._doors, file)
+        fresh.replace(path)
+
+    @staticmethod
+    def doors(path: str | os.PathLike[str]) -> list[tuple[str, bytes]]:
+        """Where the process that owns a journal takes answers: addresses, each with its token."""
+        try:
+            found = json.loads(_door_file(Path(path)).read_text("ascii"))
+            return [(str(door["address"]), bytes.fromhex(door["token"])) for door in found]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
 
     def __enter__(self) -> Journal:
         return self
@@ -385,6 +425,10 @@ def _settle(futures: list[asyncio.Future[None]], error: errors.PandacoreError | 
 def _heed(future: asyncio.Future[None]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+def _door_file(path: Path) -> Path:
+    return path.with_name(path.name + ".answers")
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import secrets
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ __all__ = [
     "Member",
     "PatternNote",
     "PlanReady",
+    "Question",
+    "QuestionAnswered",
+    "QuestionAsked",
     "Result",
     "RunFinished",
     "RunStarted",
@@ -47,6 +51,8 @@ __all__ = [
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 """What agents exchange: any JSON value."""
 
+MAX_QUESTION_TEXT: Final = 10_000
+"""Longest question of an agent, in characters."""
 MAX_TASK_TEXT: Final = 1_000_000
 """Longest task text, in characters; larger input belongs into documents."""
 
@@ -95,6 +101,46 @@ class Budget:
     def from_dict(cls, data: Mapping[str, Any]) -> Budget:
         """The inverse of :meth:`to_dict`."""
         return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an agent has to know before it can go on; see :class:`pandacore.errors.InputRequired`.
+
+    Parameters
+    ----------
+    text : str
+        For whoever answers; 1 to 10,000 characters.
+    id : str
+        Its name within the subtask, without a colon. Default: derived from the text, so the same text is the
+        same question. As a question of a run (``Run.questions``) it is ``SUBTASK:ID``.
+    schema : mapping, optional
+        JSON schema of the answer; another one is refused. None: any JSON value.
+    """
+
+    text: str
+    id: str = ""
+    schema: Mapping[str, Any] | None = None
+    # Set by the runtime on the open questions of a run.
+    subtask_id: str = ""
+    agent: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text.strip() or len(self.text) > MAX_QUESTION_TEXT:
+            raise ConfigError(
+                f"the question is not a text of 1 to {MAX_QUESTION_TEXT} characters",
+                where="Question.text",
+                hint="say what has to be known",
+            )
+        if not self.id:
+            digest = hashlib.blake2b(self.text.encode(), digest_size=4).hexdigest()
+            object.__setattr__(self, "id", digest)
+        if not self.subtask_id and (not isinstance(self.id, str) or ":" in self.id or len(self.id) > 128):
+            raise ConfigError(
+                f"the id {self.id!r} is not a string of 1 to 128 characters without a colon",
+                where="Question.id",
+                hint='name it like "approve"',
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +201,10 @@ class Task:
     attempt: int = 1
     idempotency_key: str = ""
     contract: Contract | None = None
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    """To what the agent asked by ``InputRequired``, by the questions' own ids; empty at first."""
+    state: Any = None
+    """What the agent gave along with its last questions."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
@@ -221,11 +271,12 @@ class Task:
 
 
 class Status(StrEnum):
-    """How a run ended."""
+    """How a run ended; ``input_required``: it has not, and is parked in the run log until it is resumed."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    INPUT_REQUIRED = "input_required"
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +499,20 @@ class SubtaskFailed(_EventBase):
 
 
 @dataclass(frozen=True, slots=True)
+class QuestionAsked(_EventBase):
+    """A subtask waits for an answer, by :meth:`Collective.answer` or ``pandacore answer``."""
+
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered(_EventBase):
+    """A question has its answer; the subtask goes on once it has all of them."""
+
+    question_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PatternNote(_EventBase):
     """What the pattern did to go on: a swap, a vote, a new leader. For people; with progress lines at most
     10,000 a run.
@@ -477,6 +542,8 @@ Event: TypeAlias = (
     | SubtaskProgress
     | SubtaskCompleted
     | SubtaskFailed
+    | QuestionAsked
+    | QuestionAnswered
     | PatternNote
     | RunFinished
 )

@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "eval": ("pandacore.cli.evaluate", "Score a collective on a dataset."),
     "runs": ("pandacore.cli.log.runs", "List the runs of a journal."),
     "show": ("pandacore.cli.log.show", "Show what a run did, record by record."),
+    "answer": ("pandacore.cli.log.answer", "Answer what an agent of a run asked."),
     "resume": ("pandacore.cli.log.resume", "Take up a run that a crash left open."),
     "replay": ("pandacore.cli.log.replay", "Rebuild a run from its log alone, and compare."),
     "bench": ("pandacore.cli.bench", "Measure speed and size, beside peers."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -13,6 +14,8 @@ from pandacore.cli.output import Exit, clean, exit_code_of_kind, fail, say, styl
 from pandacore.config import Secret, redact
 from pandacore.task import (
     PlanReady,
+    QuestionAnswered,
+    QuestionAsked,
     RunFinished,
     Status,
     SubtaskCompleted,
@@ -202,6 +205,12 @@ class _Lines(_Nothing):
             case SubtaskFailed(_, ts, _, subtask_id, agent, _, failure, retrying):
                 then = "another agent takes over" if retrying else "given up"
                 say(f"  {ts:6.2f} s  {subtask_id}  {_short(agent)} failed, {then}: {_reason(failure)}")
+            case QuestionAsked(_, ts, run_id, question):
+                asked = f"{_short(question.agent)} asks: {_short(question.text)}"
+                say(f"  {ts:6.2f} s  {question.subtask_id}  {asked}")
+                say(f"            pandacore answer {run_id} {shlex.quote(question.id)} VALUE")
+            case QuestionAnswered(_, ts, _, question_id):
+                say(f"  {ts:6.2f} s  {question_id} is answered")
             case _:
                 pass
 
@@ -245,6 +254,11 @@ class _Live(_Nothing):
             case SubtaskFailed(_, ts, _, subtask_id, agent, _, failure, retrying):
                 state = "retrying" if retrying else "failed"
                 self._set(subtask_id, agent, state, self._took(subtask_id, ts), _reason(failure))
+            case QuestionAsked(_, ts, _, question):
+                told = f"{question.id}: {_short(question.text)}"
+                self._set(
+                    question.subtask_id, question.agent, "asks", self._took(question.subtask_id, ts), told
+                )
             case _:
                 pass
 
@@ -265,7 +279,13 @@ class _Live(_Nothing):
         from rich.table import Table
         from rich.text import Text
 
-        colors = {"done": "green", "failed": "red", "retrying": "yellow", "working": "cyan"}
+        colors = {
+            "asks": "magenta",
+            "done": "green",
+            "failed": "red",
+            "retrying": "yellow",
+            "working": "cyan",
+        }
         rows = list(self._rows.values())[:200]  # a screen shows no more, and drawing must stay cheap
         table = Table(box=None, pad_edge=False)
         for i, title in enumerate(("", "capability", "agent", "state", "took", "")):

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 __all__ = [
     "RUN",
     "Action",
+    "Answered",
     "AskJudgement",
     "AskPlan",
     "AskRanking",
     "AskReplacement",
+    "Asked",
     "Assigned",
     "CancelRequested",
     "Checkpoint",
@@ -122,6 +124,30 @@ class ExecutionFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """An execution ended with questions instead of an output: the subtask goes on, by a new attempt, once
+    they are answered. Each question has ``id`` (its own within the subtask), ``text`` and ``schema`` (or
+    None); ``state`` is what the agent wants back then."""
+
+    subtask_id: str
+    attempt: int
+    questions: Sequence[Mapping[str, Any]]
+    state: Any = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The questions and the state as JSON-ready data."""
+        return {"questions": [dict(q) for q in self.questions], "state": self.state}
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question of the run (``SUBTASK:ID``) has its answer. Unknown and repeated ones change nothing."""
+
+    question: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class PeerDown:
     """The failure detector holds ``peer`` for dead. It may be wrong; no safety rests on it."""
 
@@ -195,6 +221,8 @@ Event: TypeAlias = (
     | Assigned
     | Executed
     | ExecutionFailed
+    | Asked
+    | Answered
     | PeerDown
     | PeerUp
     | TimerFired
@@ -226,9 +254,10 @@ class Execute:
     ``agent`` is the peer that shall do it (``me``: this node's own agent). None: the driver chooses, among
     ``candidates`` if there are any, and says whom by :class:`Assigned`. ``epoch`` fences: an agent obeys no
     epoch lower than the highest it has seen. ``inputs`` may hold ``_revise`` (why the last output was sent
-    back) or ``_debate`` (what the others answered). ``again``: it was sent before and is not idempotent; an
-    agent that does not know it must answer ``UnknownOutcome`` rather than do it. ``work`` holds the
-    ``capability`` and ``instruction`` where the machine knows the plan in force better than its driver.
+    back), ``_debate`` (what the others answered) or ``_answers`` (to what the agent asked). ``again``: it was
+    sent before and is not idempotent; an agent that does not know it must answer ``UnknownOutcome`` rather
+    than do it. ``work`` holds the ``capability`` and ``instruction`` where the machine knows the plan in
+    force better than its driver.
     """
 
     subtask_id: str
@@ -554,6 +583,9 @@ class Machine(ABC):
     votes_on_plans: ClassVar[bool] = False
     """True: the members make the plan themselves, so the driver only finds out what capabilities it needs."""
 
+    takes_questions: ClassVar[bool] = False
+    """True: :class:`Asked` is understood. False: the driver reports an agent's question as a failure."""
+
     def __init__(self, run: str, me: str) -> None:
         self.run = run
         self.me = me
@@ -573,6 +605,16 @@ class Machine(ABC):
     def peers(self) -> Sequence[str]:
         """The members that the durable state names: who has to be reached after a restart."""
         return ()
+
+    @property
+    def questions(self) -> Sequence[Mapping[str, Any]]:
+        """The open questions of the run, at its entrypoint; see ``pandacore.patterns.questions``."""
+        return ()
+
+    @property
+    def waits(self) -> bool:
+        """True if nothing but answers can bring the run further."""
+        return False
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event in and say what to do, in this order."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pandacore import errors
 from pandacore.patterns.base import (
     RUN,
+    Answered,
+    Asked,
     AskJudgement,
     AskPlan,
     AskReplacement,
@@ -42,6 +44,7 @@ from pandacore.patterns.base import (
     short_hash,
     subtask_digests,
 )
+from pandacore.patterns.questions import answered, loop_of, open_questions, paused, resumption, waiting
 from pandacore.plan import Plan
 
 if TYPE_CHECKING:
@@ -67,8 +70,11 @@ class _ChainNode(Machine):
     predecessor and successor), ``made`` (outputs by work and inputs), ``attempts``.
 
     A hold's phase is ``run`` (the step is executed), ``fin`` (handed on, or about to be; its successor is
-    watched) or ``passive`` (a newer generation exists: kept, but nothing is started from it).
+    watched), ``refused`` (given back to the predecessor), ``asking`` (given back to the root with questions)
+    or ``passive`` (a newer generation exists: kept, but nothing is started from it).
     """
+
+    takes_questions = True
 
     def __init__(self, run: str, me: str, *, limits: Limits) -> None:
         super().__init__(run, me)
@@ -91,6 +97,10 @@ class _ChainNode(Machine):
     def _see(self, generation: Sequence[Any]) -> None:
         if _newer(generation, self.seen):
             self.put("seen", value=list(generation))
+
+    def _pause(self, payload: Mapping[str, Any], k: int) -> dict[str, Any] | None:
+        pause: dict[str, Any] | None = payload.get("pauses", {}).get(self._steps(payload)[k]["id"])
+        return pause
 
     def _hold(self, k: int) -> dict[str, Any] | None:
         hold: dict[str, Any] | None = self.state.get("holds", {}).get(str(k))
@@ -143,6 +153,10 @@ class _ChainNode(Machine):
                 self._executed((subtask_id, attempt), output)
             case ExecutionFailed(subtask_id, attempt, error, executed):
                 self._failed((subtask_id, attempt), error, executed)
+            case Asked():
+                self._asked(event)
+            case Answered(question, value):
+                self._answered(question, value)
             case Judged(subtask_id, attempt, ok, reason):
                 self._judged((subtask_id, attempt), ok, reason)
             case Replacement(capability, peer):
@@ -209,7 +223,7 @@ class _ChainNode(Machine):
     def _received(self, sender: str, m: Mapping[str, Any]) -> None:
         kind = m.get("kind")
         if self.done:
-            if kind in {"HANDOFF", "FINAL", "FAIL", "QUERY", "PROGRESS", "MINE"}:
+            if kind in {"HANDOFF", "FINAL", "FAIL", "ASK", "QUERY", "PROGRESS", "MINE"}:
                 self._over(sender, m)
             elif kind == "DONE_ACK":
                 self._done_acked(sender)
@@ -263,6 +277,8 @@ class _ChainNode(Machine):
                     self._finale(int(rest))
             case "fail":
                 self._send_fail(int(rest))
+            case "ask":
+                self._send_ask(int(rest))
             case "mine":
                 self._ask_on(int(rest))
             case "seek":
@@ -289,9 +305,14 @@ class _ChainNode(Machine):
             self._finale(k)
             return
         capability = self._steps(payload)[step]["capability"]
+        pause = self._pause(payload, step)
+        if waiting(pause):
+            return  # the root keeps it until it is answered
         pool = payload["team"].get(capability, [])
         evicted = payload["evicted"]
         fit = [p for p in pool if evicted.get(p) != Reason.FAULTY and p not in self._down]
+        if pause is not None and pause["agent"] in fit:
+            fit.sort(key=lambda p: p != pause["agent"])  # who asked goes on, if it is there
         fresh = next((p for p in fit if p not in hold["tried"]), None)
         if fresh is not None:
             self._hand(k, step, fresh)
@@ -432,7 +453,8 @@ class _ChainNode(Machine):
         hold = self._hold(k)
         assert hold is not None
         counter = max(self.seen[0], hold["g"][0]) + 1
-        if counter > self.limits.generations and "forget_cap" not in self.planted:
+        questions = int(hold["payload"].get("asks", 0))  # each takes a generation, and is no failure
+        if counter > self.limits.generations + questions and "forget_cap" not in self.planted:
             cap = errors.BudgetExceeded(
                 f"the payload was handed out anew {self.limits.generations} times",
                 kind="generations",
@@ -624,6 +646,8 @@ class _ChainNode(Machine):
         self.put("holds", str(k), "payload", "steps", value=payload["steps"] + 1)
         if revise is not None:
             inputs["_revise"] = dict(revise)
+        if (pause := self._pause(payload, k)) is not None:
+            inputs["_answers"] = resumption(pause)
         self._running[(subtask["id"], attempt)] = k
         contract = self._contract(payload, subtask["id"])
         work = {n: subtask[n] for n in ("capability", "instruction")}
@@ -691,6 +715,27 @@ class _ChainNode(Machine):
         wall = isinstance(error, errors.BudgetExceeded | errors.PayloadTooLarge | errors.Cancelled)
         again = not wall and (not executed or hold["payload"]["idempotent"])
         self._refuse(k, error, faulty=False, again=again)
+
+    def _asked(self, asked: Asked) -> None:
+        """The step needs answers first: the payload goes to the root, where they come in."""
+        k = self._running.pop((asked.subtask_id, asked.attempt), None)
+        hold = None if k is None else self._hold(k)
+        if k is None or hold is None or hold["phase"] != "run":
+            return
+        self._keep(k, phase="asking", ask={"attempt": asked.attempt, **asked.to_dict()})
+        self._send_ask(k)
+
+    def _send_ask(self, k: int) -> None:
+        hold = self._hold(k)
+        if hold is None or hold["phase"] != "asking":
+            return
+        subtask = self._steps(hold["payload"])[k]["id"]
+        payload = {**hold["payload"], "path": {}}
+        self.send(self._root, "ASK", g=hold["g"], k=k, subtask=subtask, payload=payload, **hold["ask"])
+        self.do(SetTimer(f"ask:{k}", self.limits.retransmit_s or 1.0))
+
+    def _answered(self, question: str, value: Any) -> None:
+        """Only the root takes answers."""
 
     def _refuse(self, k: int, error: PandacoreError, *, faulty: bool, again: bool) -> None:
         """Give the payload back to its predecessor, which still has it: somebody else shall do it."""
@@ -776,6 +821,8 @@ class ChainMember(_ChainNode):
                 self._leave()
             case "WAIT":
                 self._silent = 0
+            case "PAUSED":
+                self._stand_back(tuple(m["g"]))
             case _:
                 super()._more(sender, m)
 
@@ -821,6 +868,17 @@ class ChainMember(_ChainNode):
         self.do(SetTimer("custody", self.limits.patience_s))
         self._run_step(k)
 
+    def _stand_back(self, g: tuple[Any, ...]) -> None:
+        """The root has the payload now: keep what there is, start nothing from it."""
+        self._see(g)
+        old = {int(k) for k, hold in self.state.get("holds", {}).items() if _newer(g, hold["g"])}
+        for key in [key for key, k in self._running.items() if k in old]:
+            self._judging.pop(self._running.pop(key), None)
+            self.do(StopExecution(*key, self.me))
+        for k in sorted(old):
+            self.do(ClearTimer(f"ask:{k}"), ClearTimer(f"hand:{k}"))
+            self._keep(k, phase="passive")
+
     def _say_accepted(self, k: int) -> None:
         hold = self._hold(k)
         assert hold is not None
@@ -857,7 +915,7 @@ class ChainMember(_ChainNode):
     def _pinged(self, sender: str) -> None:
         for k, hold in sorted(self.state.get("holds", {}).items()):
             waits = hold["phase"] == "fin" and hold["accepted"]
-            if hold["phase"] in {"run", "fin", "refused"} and not waits:
+            if hold["phase"] in {"run", "fin", "refused", "asking"} and not waits:
                 self.send(sender, "PROGRESS", g=hold["g"], k=int(k))
                 return
 
@@ -894,6 +952,7 @@ class ChainMember(_ChainNode):
             for k, hold in self.state.get("holds", {}).items():
                 if hold["phase"] == "refused":
                     self._send_refusal(int(k))
+                self._send_ask(int(k))
 
 
 class ChainRoot(_ChainNode):
@@ -947,6 +1006,8 @@ class ChainRoot(_ChainNode):
             "replans": 0,
             "steps": 0,
             "path": {},
+            "pauses": {},
+            "asks": 0,
             "limits": self.limits.to_dict(),
             "idempotent": idempotent,
             "contracts": {k: c.to_dict() for k, c in (contracts or {}).items()},
@@ -986,6 +1047,16 @@ class ChainRoot(_ChainNode):
         if hold is not None:
             self.limits = Limits.from_dict(hold["payload"]["limits"])
             self.outputs = dict(hold["payload"]["outputs"])
+
+    @property
+    def questions(self) -> list[dict[str, Any]]:
+        """See :attr:`Machine.questions`."""
+        return [] if self.done else open_questions(self._payload.get("pauses", {}).values())
+
+    @property
+    def waits(self) -> bool:
+        """See :attr:`Machine.waits`."""
+        return bool(self.questions)
 
     @property
     def peers(self) -> Sequence[str]:
@@ -1028,6 +1099,8 @@ class ChainRoot(_ChainNode):
                 self._final(sender, m)
             case "FAIL":
                 self._failed_run(m, sender)
+            case "ASK":
+                self._paused(sender, m)
             case "QUERY":
                 self.send(sender, "WAIT")
             case _:
@@ -1063,6 +1136,9 @@ class ChainRoot(_ChainNode):
     def _check_progress(self) -> None:
         """No result and no sign of life for two periods: go on from the deepest payload that lives."""
         self.do(SetTimer("progress", self.limits.patience_s))
+        if self.waits:  # whoever did not hear of it must not go on by itself
+            self._say_paused()
+            return
         if self._progressed or self._plans or self._asking:
             self._progressed = False
             return
@@ -1091,6 +1167,56 @@ class ChainRoot(_ChainNode):
         else:
             self._keep(ROOT, tried=[])
             self._reissue(ROOT)
+
+    # -- questions ---------------------------------------------------------------------------------------
+
+    def _paused(self, sender: str, m: Mapping[str, Any]) -> None:
+        """A step needs answers: the root takes the payload over, under a generation of its own, and gives it
+        out again when they are there. So nothing is lost with a member meanwhile, however long it takes."""
+        if _newer(self.seen, m["g"]):
+            self.send(sender, "PAUSED", g=list(self.seen))
+            return
+        payload = json.loads(json.dumps(m["payload"]))
+        subtask = str(m["subtask"])
+        asked = Asked(subtask, int(m["attempt"]), m["questions"], m["state"])
+        given = payload["pauses"].get(subtask)
+        loop = loop_of(() if given is None else given["answers"], asked)
+        if loop is not None:
+            self._end(None, {subtask: loop}, dict(payload["outputs"]))
+            return
+        # A member that went on from an older payload may not know what was answered since.
+        payload["pauses"] = {**payload["pauses"], **self._payload["pauses"]}
+        payload["pauses"][subtask] = paused(payload["pauses"].get(subtask), asked, sender)
+        payload["asks"] = max(payload["asks"], self._payload["asks"]) + 1
+        g = [self.seen[0] + 1, 1, self.me]
+        self._see(g)
+        if sender not in self.state["team"]:
+            self.put("team", value=[*self.state["team"], sender])
+        self.put("at", value={})
+        self.do(ClearTimer(f"hand:{ROOT}"))
+        self._keep(ROOT, g=g, payload=payload, succ=None, accepted=False, tried=[], refused=[], beyond=None)
+        self.outputs = dict(payload["outputs"])
+        self.note("asked", subtask=subtask, agent=sender, questions=[*asked.questions])
+        self._say_paused()
+        self._forward(ROOT)
+
+    def _say_paused(self) -> None:
+        hold = self._hold(ROOT)
+        assert hold is not None
+        for peer in self.state["team"]:
+            if peer not in self._down:
+                self.send(peer, "PAUSED", g=hold["g"])
+
+    def _answered(self, question: str, value: Any) -> None:
+        found = answered(self._payload["pauses"], question)
+        if found is None:
+            return
+        subtask, own = found
+        self.put("holds", str(ROOT), "payload", "pauses", subtask, "answers", own, value=value)
+        self.note("answered", subtask=subtask, question=question)
+        if not self.waits:
+            self._progressed = True
+            self._forward(ROOT)
 
     def _final(self, sender: str, m: Mapping[str, Any]) -> None:
         outputs = dict(m["outputs"])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pandacore import errors
 from pandacore.patterns.base import (
     RUN,
+    Answered,
+    Asked,
     AskJudgement,
     AskPlan,
     AskRanking,
@@ -43,6 +45,7 @@ from pandacore.patterns.base import (
     short_hash,
     subtask_digests,
 )
+from pandacore.patterns.questions import answered, loop_of, open_questions, paused, resumption, waiting
 from pandacore.plan import Plan
 
 if TYPE_CHECKING:
@@ -134,6 +137,8 @@ class _Work:
 class _MeshNode(Machine):
     """What root and members share: the team's state, the plan in force, who works on what."""
 
+    takes_questions = True
+
     def __init__(self, run: str, me: str, *, limits: Limits) -> None:
         super().__init__(run, me)
         self.limits = limits
@@ -155,6 +160,10 @@ class _MeshNode(Machine):
         """The plan in force here: ``view``, ``version``, ``epoch``, ``plan``."""
         adopted: dict[str, Any] | None = self.state.get("adopted")
         return adopted
+
+    def _pause_of(self, digest: str) -> dict[str, Any] | None:
+        pause: dict[str, Any] | None = self.shared["pauses"].get(digest)
+        return pause
 
     def _outputs(self) -> dict[str, Any]:
         done = self.state.get("done", {})
@@ -229,6 +238,7 @@ class MeshMember(_MeshNode):
         self._planning: dict[str, dict[str, Any]] = {}
         self._ranking: dict[str, dict[str, Any]] = {}
         self._giveups: dict[str, dict[str, Any]] = {}
+        self._given: dict[str, list[str]] = {}
         self._root = ""
 
     def resume(self) -> None:
@@ -268,6 +278,8 @@ class MeshMember(_MeshNode):
                 self._executed((subtask_id, attempt), output)
             case ExecutionFailed(subtask_id, attempt, error, executed):
                 self._failed((subtask_id, attempt), error, executed)
+            case Asked():
+                self._asked(event)
             case _:
                 pass
 
@@ -278,7 +290,7 @@ class MeshMember(_MeshNode):
         self._go_to_work()
         if self._electing():
             self.do(SetTimer("conv", self.limits.patience_s))
-        if self.state.get("mine"):
+        if self.state.get("mine") or self.state.get("asks"):
             self._tell()
 
     def _received(self, sender: str, m: Mapping[str, Any]) -> None:
@@ -335,6 +347,9 @@ class MeshMember(_MeshNode):
         self.limits = Limits.from_dict(shared["limits"])
         for digest in [d for d in self._giveups if self.me in shared["blamed"].get(d, [])]:
             del self._giveups[digest]
+        for digest, ask in list(self.state.get("asks", {}).items()):
+            if shared["pauses"].get(digest, {}).get("attempts", {}).get(self.me, 0) >= ask["attempt"]:
+                self.drop("asks", digest)  # the root has it
         fresh = not old or (old["view"], old["elect"]) != (shared["view"], shared["elect"])
         if not old or old["view"] != shared["view"]:
             self.put("epoch", value=0)
@@ -678,6 +693,8 @@ class MeshMember(_MeshNode):
         for digest in list(work.ready):
             if digest in busy or digest in self._giveups or digest in self.state.get("mine", {}):
                 continue
+            if digest in self.state.get("asks", {}) or waiting(self._pause_of(digest)):
+                continue
             if self.me in self._workers(digest):
                 self._execute(digest, {})
 
@@ -689,6 +706,9 @@ class MeshMember(_MeshNode):
         inputs: dict[str, Any] = (
             {d: outputs[d] for d in subtask.depends_on} if subtask.depends_on else dict(self.shared["inputs"])
         )
+        if (pause := self._pause_of(digest)) is not None:
+            inputs["_answers"] = resumption(pause)
+            self._given[digest] = list(pause["answers"])
         attempt = int(self.state.get("attempts", {}).get(subtask.id, 0)) + 1
         self.put("attempts", subtask.id, value=attempt)
         self._running[(subtask.id, attempt)] = digest
@@ -719,6 +739,17 @@ class MeshMember(_MeshNode):
         self.send(self._root, "GIVEUP", digest=digest, **giveup)
         self.do(SetTimer("tell", self._pause))
 
+    def _asked(self, asked: Asked) -> None:
+        """A subtask needs answers first: they come in at the root, which tells all."""
+        digest = self._running.pop((asked.subtask_id, asked.attempt), None)
+        if digest is None or digest in self.state.get("done", {}):
+            return
+        given = self._given.get(digest, [])
+        ask = {"id": asked.subtask_id, "attempt": asked.attempt, "given": given, **asked.to_dict()}
+        self.put("asks", digest, value=ask)
+        self.send(self._root, "ASK", digest=digest, **ask)
+        self.do(SetTimer("tell", self._pause))
+
     def _tell(self) -> None:
         """Say again what the root has not confirmed."""
         if "no_retransmission" in self.planted:
@@ -727,7 +758,9 @@ class MeshMember(_MeshNode):
             self.send(self._root, "OUTPUT", digest=digest, **mine)
         for digest, giveup in self._giveups.items():
             self.send(self._root, "GIVEUP", digest=digest, **giveup)
-        if self.state.get("mine") or self._giveups:
+        for digest, ask in self.state.get("asks", {}).items():
+            self.send(self._root, "ASK", digest=digest, **ask)
+        if self.state.get("mine") or self.state.get("asks") or self._giveups:
             self.do(SetTimer("tell", self._pause))
 
     def _again(self, m: Mapping[str, Any]) -> None:
@@ -751,6 +784,7 @@ class MeshMember(_MeshNode):
             return
         self.put("done", digest, value={"output": output})
         self.drop("mine", digest)
+        self.drop("asks", digest)
         self._giveups.pop(digest, None)
         for key in [k for k, d in self._running.items() if d == digest]:
             del self._running[key]
@@ -846,6 +880,7 @@ class MeshRoot(_MeshNode):
             "inputs": dict(inputs or {}),
             "idempotent": idempotent,
             "contracts": {k: c.to_dict() for k, c in (contracts or {}).items()},
+            "pauses": {},
             "redundancy": dict(redundancy or {}),
             "debate": debate,
             "certified": certified,
@@ -872,6 +907,21 @@ class MeshRoot(_MeshNode):
         self.limits = Limits.from_dict(self.shared["limits"])
         self._index()
         self.outputs = self._outputs()
+
+    @property
+    def questions(self) -> list[dict[str, Any]]:
+        """See :attr:`Machine.questions`."""
+        if self.done:
+            return []
+        return open_questions(p for d, p in self.shared["pauses"].items() if d not in self.state["done"])
+
+    @property
+    def waits(self) -> bool:
+        """See :attr:`Machine.waits`."""
+        work = self._work
+        if self.done or work is None or self.shared["elect"] is not None or self._seeking:
+            return False
+        return bool(work.ready) and all(waiting(self._pause_of(d)) for d in work.ready)
 
     @property
     def peers(self) -> Sequence[str]:
@@ -905,6 +955,8 @@ class MeshRoot(_MeshNode):
                 self._replacement(capability, peer)
             case Judged(subtask_id, attempt, ok, reason):
                 self._judged((subtask_id, attempt), ok, reason)
+            case Answered(question, value):
+                self._answered(question, value)
             case CancelRequested():
                 self._end(None, {RUN: errors.Cancelled("the run was cancelled")})
             case _:
@@ -953,6 +1005,8 @@ class MeshRoot(_MeshNode):
                 self._output(sender, m)
             case "GIVEUP":
                 self._giveup(sender, m)
+            case "ASK":
+                self._paused(sender, m)
             case "REPLAN":
                 self._vote_replan(sender, m)
             case _:
@@ -1322,6 +1376,43 @@ class MeshRoot(_MeshNode):
         elif self.shared["debate"]:
             self._debate(digest)
 
+    # -- questions ---------------------------------------------------------------------------------------
+
+    def _paused(self, sender: str, m: Mapping[str, Any]) -> None:
+        """A subtask needs answers: nobody works on it until they are there, in whoever's hands it is then."""
+        digest, attempt, work = str(m["digest"]), int(m["attempt"]), self._work
+        if digest in self.state["done"]:
+            self.send(sender, "COMMIT", digest=digest, output=self.state["done"][digest]["output"])
+            return
+        if work is None or digest not in work.id or self.state["evicted"].get(sender) == Reason.FAULTY:
+            return
+        old = self._pause_of(digest)
+        attempts = {} if old is None else old["attempts"]
+        if attempts.get(sender, 0) >= attempt:
+            self.send(sender, "STATE", seq=self.state["seq"], shared=self.shared)
+            return
+        if not self._count_step(work.id[digest]):
+            return
+        asked = Asked(work.id[digest], attempt, m["questions"], m["state"])
+        loop = loop_of(m["given"], asked)
+        if loop is not None:
+            self._stuck_at(digest, loop)
+            return
+        pause = {**paused(old, asked, sender), "attempts": {**attempts, sender: attempt}}
+        self.note("asked", subtask=asked.subtask_id, agent=sender, questions=[*asked.questions])
+        self._change(pauses={**self.shared["pauses"], digest: pause})
+
+    def _answered(self, question: str, value: Any) -> None:
+        pauses = self.shared["pauses"]
+        found = answered(pauses, question)
+        if found is None:
+            return
+        digest, own = found
+        pause = pauses[digest]
+        self.note("answered", subtask=pause["id"], question=question)
+        answers = {**pause["answers"], own: value}
+        self._change(pauses={**pauses, digest: {**pause, "answers": answers}})
+
     # -- swap --------------------------------------------------------------------------------------------
 
     def _lose(self, peer: str) -> None:
@@ -1329,7 +1420,8 @@ class MeshRoot(_MeshNode):
         if peer in self.state["evicted"] or peer not in self._everybody():
             return
         if work is not None and not shared["idempotent"]:
-            busy = next((d for d in work.ready if peer in self._workers(d)), None)
+            ready = (d for d in work.ready if not waiting(self._pause_of(d)))
+            busy = next((d for d in ready if peer in self._workers(d)), None)
             if busy is not None:
                 lost = errors.UnknownOutcome(
                     f"{peer} was lost while it may have been at work",

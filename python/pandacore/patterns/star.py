@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pandacore import errors
 from pandacore.patterns.base import (
     RUN,
+    Answered,
+    Asked,
     AskJudgement,
     AskPlan,
     AskReplacement,
@@ -42,6 +44,7 @@ from pandacore.patterns.base import (
     short_hash,
     subtask_digests,
 )
+from pandacore.patterns.questions import answered, loop_of, open_questions, paused, resumption, waiting
 from pandacore.patterns.star_node import StarNode, as_message, flight_key
 from pandacore.plan import Plan
 
@@ -72,6 +75,7 @@ _REPLICATION: Final = frozenset(
         "DISPATCH",
         "CANCEL",
         "RESULT_ACK",
+        "ANSWER_ACK",
     }
 )
 
@@ -79,6 +83,23 @@ _REPLICATION: Final = frozenset(
 class _Star(StarNode):
     """The orchestration: plan, dispatch, results, judgement, swap, the end. Members have it too: a stand-in
     may become the hub."""
+
+    takes_questions = True
+
+    @property
+    def questions(self) -> list[dict[str, Any]]:
+        """See :attr:`Machine.questions`; a caller that does not lead knows them by its copy."""
+        hub = self.state.get("hub", {})
+        if self.done or "ended" in hub:
+            return []
+        found = open_questions(hub.get("pauses", {}).values())
+        return [q for q in found if q["id"] not in self._told_answers]
+
+    @property
+    def waits(self) -> bool:
+        """See :attr:`Machine.waits`."""
+        hub = self.state.get("hub", {})
+        return self._busy and self._await is None and not hub["flights"] and bool(self.questions)
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -105,7 +126,11 @@ class _Star(StarNode):
                 return name in {"replicate", "claim", "succeed", "final", "result"}
             case CancelRequested() | Start():
                 return True
-            case Executed(subtask_id, attempt) | ExecutionFailed(subtask_id, attempt):
+            case (
+                Executed(subtask_id, attempt)
+                | ExecutionFailed(subtask_id, attempt)
+                | Asked(subtask_id, attempt)
+            ):
                 return (subtask_id, attempt) in self._running
             case _:
                 return False
@@ -129,6 +154,15 @@ class _Star(StarNode):
                     self._worked(subtask_id, attempt, failure)
                 elif self._busy:
                     self._failure(flight_key(subtask_id, attempt), error, executed)
+            case Asked(subtask_id, attempt):
+                if (subtask_id, attempt) in self._running:
+                    self._worked(subtask_id, attempt, {"asked": event.to_dict()})
+                elif self._busy:
+                    self._asked(flight_key(subtask_id, attempt), event)
+            case Answered(question, value) if not self.leads and not self.done:
+                # Another node leads by now: it is told until it says that it knows.
+                self._told_answers[question] = value
+                self._tell_answers()
             case _ if self._busy:
                 self._lead(event)
             case CancelRequested() if (
@@ -166,6 +200,8 @@ class _Star(StarNode):
                 self._replacement(capability, peer)
             case Judged(subtask_id, attempt, ok, reason):
                 self._judged(flight_key(subtask_id, attempt), ok, reason)
+            case Answered(question, value):
+                self._answered(question, value)
             case CancelRequested():
                 self._cancel()
             case _:
@@ -224,6 +260,12 @@ class _Star(StarNode):
             case "STOP":
                 if self._busy and sender == self._hub["origin"]:
                     self._cancel()
+            case "ANSWER":
+                if self._busy:
+                    self._answered(str(m["question"]), m["value"])
+                    self.send(sender, "ANSWER_ACK", question=m["question"])
+            case "ANSWER_ACK":
+                self._told_answers.pop(str(m["question"]), None)
             case "FINAL":
                 self._finalled(sender, m)
             case "FINAL_ACK":
@@ -262,6 +304,8 @@ class _Star(StarNode):
                 self._claim_again()
             case ("final", _, _):
                 self._send_final()
+            case ("answers", _, _):
+                self._tell_answers()
             case _:
                 pass
 
@@ -308,6 +352,7 @@ class _Star(StarNode):
         if not self.leads:
             return
         hub = self._hub
+        hub.setdefault("pauses", {})
         self.limits = Limits.from_dict(hub["limits"])
         self._open, self._load = {}, {}
         if hub["plan"] is not None:
@@ -392,6 +437,8 @@ class _Star(StarNode):
         self.put("hub", "plan", value=plan.to_dict())
         for field in ("fails", "swaps", "blamed", "drifted"):
             self.put("hub", field, value={})
+        kept = set(digests.values())
+        self.put("hub", "pauses", value={d: p for d, p in hub["pauses"].items() if d in kept})
         self._seeking.clear()
         self._index(plan)
         for key, flight in list(hub["flights"].items()):
@@ -417,6 +464,9 @@ class _Star(StarNode):
         """Give a ready subtask to as many members as it needs; look for one where there is none."""
         assert self._plan is not None
         hub = self._hub
+        pause = hub["pauses"].get(digest)
+        if waiting(pause):
+            return
         subtask_id = self._id[digest]
         capability = self._plan[subtask_id].capability
         flying = [hub["flights"][k]["a"] for k in self._open.get(digest, ())]
@@ -433,11 +483,16 @@ class _Star(StarNode):
             seek["digests"][digest] = True
             self._seek(capability)
             return
+        if pause is not None and pause["agent"] in free and wanted > 0:
+            # Who asked goes on, if it is there: it may know more than it wrote into its state.
+            self._launch(digest, pause["agent"], ())
+            free.remove(pause["agent"])
+            wanted -= 1
         if hub["late_binding"]:
             for _ in range(min(wanted, len(free))):
                 self._launch(digest, None, tuple(free))
             return
-        for peer in sorted(free, key=lambda p: self._load.get(p, 0))[:wanted]:
+        for peer in sorted(free, key=lambda p: self._load.get(p, 0))[: max(wanted, 0)]:
             self._launch(digest, peer, ())
 
     def _copies(self, subtask_id: str) -> int:
@@ -474,6 +529,8 @@ class _Star(StarNode):
         flight: dict[str, Any] = {"d": digest, "a": peer, "c": list(candidates)}
         if revise:
             flight["revise"] = dict(revise)
+        if (pause := hub["pauses"].get(digest)) is not None:
+            flight["given"] = list(pause["answers"])
         key = flight_key(subtask_id, attempt)
         self.put("hub", "flights", key, value=flight)
         self._opened(key, flight)
@@ -496,6 +553,8 @@ class _Star(StarNode):
             inputs = dict(self._hub["inputs"])
         if "revise" in flight:
             inputs["_revise"] = flight["revise"]
+        if (pause := self._hub["pauses"].get(digest)) is not None:
+            inputs["_answers"] = resumption(pause)
         execute = Execute(
             subtask_id,
             int(attempt),
@@ -581,7 +640,11 @@ class _Star(StarNode):
         self._ticks[key] = 0
         if m["kind"] == "WORKING":
             return
-        if "error" in m:
+        if "asked" in m:
+            self.send(sender, "RESULT_ACK", subtask=m["subtask"], attempt=m["attempt"])
+            questions, state = m["asked"]["questions"], m["asked"]["state"]
+            self._asked(key, Asked(str(m["subtask"]), int(m["attempt"]), questions, state))
+        elif "error" in m:
             self.send(sender, "RESULT_ACK", subtask=m["subtask"], attempt=m["attempt"])
             if key in self._hub["flights"]:
                 self._failure(key, error_from_json(m["error"]), bool(m["executed"]))
@@ -637,6 +700,7 @@ class _Star(StarNode):
         self._commit = True
         record = {"id": subtask_id, "output": output, "agent": agent, "attempt": attempt}
         self.put("hub", "done", digest, value=record)
+        self.drop("hub", "pauses", digest)
         self.outputs[subtask_id] = output
         for other in list(self._open.get(digest, ())):
             self._close(other, stop=other != key)
@@ -701,6 +765,54 @@ class _Star(StarNode):
                 self._end(None, stuck)
             case _:
                 self._replan(stuck)
+
+    # -- questions ---------------------------------------------------------------------------------------
+
+    def _asked(self, key: str, asked: Asked) -> None:
+        """The subtask needs answers first; its place in the plan stays open until they are there."""
+        hub = self._hub
+        flight = hub["flights"].get(key)
+        if flight is None:
+            return
+        digest, agent = flight["d"], flight["a"]
+        self._close(key)
+        if digest in hub["done"] or digest not in self._id:
+            return
+        old = hub["pauses"].get(digest)
+        loop = loop_of(flight.get("given", ()), asked)
+        if loop is not None:
+            self._stuck_at(digest, loop)
+            return
+        self._commit = True
+        self.put("hub", "pauses", digest, value=paused(old, asked, agent))
+        self.note("asked", subtask=self._id[digest], agent=agent, questions=[*asked.questions])
+        if not waiting(hub["pauses"][digest]):
+            self._assign(digest)
+
+    def _answered(self, question: str, value: Any) -> None:
+        hub = self._hub
+        found = answered(hub["pauses"], question)
+        if found is None:
+            return
+        digest, own = found
+        self._commit = True
+        self.put("hub", "pauses", digest, "answers", own, value=value)
+        self.note("answered", subtask=self._id[digest], question=question)
+        if not waiting(hub["pauses"][digest]):
+            self._assign(digest)
+
+    def _tell_answers(self) -> None:
+        owner = str(self.state.get("owner", ""))
+        if self.done or not self._told_answers:
+            return
+        for question, value in list(self._told_answers.items()):
+            if self._busy:  # this node leads again
+                del self._told_answers[question]
+                self._answered(question, value)
+            elif owner:
+                self.send(owner, "ANSWER", question=question, value=value)
+        if self._told_answers:
+            self.do(SetTimer("answers", self.limits.retransmit_s or 1.0))
 
     # -- judgement ---------------------------------------------------------------------------------------
 
@@ -1069,6 +1181,7 @@ class StarHub(_Star):
             "blamed": {},
             "drifted": {},
             "rejected": {},
+            "pauses": {},
             "replans": 0,
             "steps": 0,
         }

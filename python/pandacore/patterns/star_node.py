@@ -116,6 +116,7 @@ class StarNode(Machine):
         self._watches = 0
         self._claim: dict[str, Any] | None = None
         self._final_tries = 0
+        self._told_answers: dict[str, Any] = {}
 
     # -- roles -------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -15,6 +16,7 @@ from pandacore.models.wire import usage_from_pb
 from pandacore.rpc.channel import MAX_PAYLOAD, check_size, open_channel
 from pandacore.rpc.errors import error_of_call, from_detail
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
+from pandacore.task import Question
 from pandacore.team.card import NONCE_BYTES, read_card
 from pandacore.team.entry import Entry
 from pandacore.team.link import LocalLink, StreamLink, hint_of_loss
@@ -35,6 +37,8 @@ __all__ = [
     "Progress",
     "Started",
     "SubtaskError",
+    "asked_to_pb",
+    "failure_of",
     "invited",
 ]
 
@@ -248,6 +252,21 @@ class AgentClient:
         reply: agent_pb2.CloseReply = await self._unary("Close", request, timeout_s)
         return reply
 
+    async def answer(
+        self, run_id: str, question_id: str, value_json: str, token: bytes, *, timeout_s: float
+    ) -> None:
+        """Answer a question of a run whose entrypoint is there.
+
+        Raises
+        ------
+        UnknownRun, UnknownQuestion, DuplicateAnswer, InvalidAnswer, CallRefused
+            Nothing was answered.
+        """
+        request = agent_pb2.AnswerRequest(
+            run_id=run_id, question_id=question_id, value_json=value_json, token=token
+        )
+        await self._unary("Answer", request, timeout_s)
+
     async def broken(self) -> None:
         """Wait until the connection breaks, or cannot be made."""
         ready = grpc.ChannelConnectivity.READY
@@ -309,7 +328,7 @@ class AgentClient:
             usage = usage_from_pb(done.usage) if done.HasField("usage") else _NOTHING
             return Completed(done.output_json, usage, done.queued_s, done.run_s)
         failed = event.failed
-        theirs = from_detail(failed.error)
+        theirs = failure_of(failed)
         theirs.where = theirs.where or self._where(request)
         raise SubtaskError(theirs, executed=failed.executed, usage=usage_from_pb(failed.usage))
 
@@ -343,6 +362,44 @@ class _Alone:
 
     def leave(self) -> None:
         self._call.cancel()
+
+
+def asked_to_pb(error: errors.InputRequired) -> agent_pb2.Asked:
+    """What an agent asked, for the wire.
+
+    Raises
+    ------
+    ConfigError, TypeError, ValueError
+        A question breaks a rule, or the state is no JSON value.
+    """
+    from pandacore.models.strict_json import check_schema
+
+    questions = [q if isinstance(q, Question) else Question(str(q)) for q in error.questions]
+    if not questions or len({q.id for q in questions}) < len(questions):
+        raise errors.ConfigError(
+            "InputRequired needs questions with different ids", where="InputRequired", hint="ask one"
+        )
+    for question in questions:
+        if question.schema is not None:
+            check_schema(question.schema, where=f"Question {question.id!r}")
+    return agent_pb2.Asked(
+        questions=[
+            agent_pb2.Question(id=q.id, text=q.text, schema_json=json.dumps(q.schema) if q.schema else "")
+            for q in questions
+        ],
+        state_json=json.dumps(error.state, ensure_ascii=False, allow_nan=False),
+    )
+
+
+def failure_of(failed: agent_pb2.Failed) -> errors.PandacoreError:
+    """The error of an attempt without an output; its questions, if it has some."""
+    if not failed.HasField("asked"):
+        return from_detail(failed.error)
+    questions = (
+        Question(q.text, q.id, json.loads(q.schema_json) if q.schema_json else None)
+        for q in failed.asked.questions
+    )
+    return errors.InputRequired(*questions, state=json.loads(failed.asked.state_json or "null"))
 
 
 def call_error(error: grpc.aio.AioRpcError, where: str) -> errors.PandacoreError:

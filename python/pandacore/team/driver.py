@@ -18,6 +18,7 @@ from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
 from pandacore.models.wire import documents_to_pb, usage_from_pb
 from pandacore.patterns import MACHINES, base
+from pandacore.patterns.questions import question_id
 from pandacore.plan import Plan, Subtask
 from pandacore.planning import plan_by_model, plan_by_rule
 from pandacore.rpc.errors import from_detail
@@ -29,6 +30,9 @@ from pandacore.task import (
     Member,
     PatternNote,
     PlanReady,
+    Question,
+    QuestionAnswered,
+    QuestionAsked,
     Result,
     RunFinished,
     RunStarted,
@@ -43,7 +47,8 @@ from pandacore.task import (
     Timings,
     new_id,
 )
-from pandacore.team.client import Completed, Progress, SubtaskError
+from pandacore.team.answers import check_answer
+from pandacore.team.client import Completed, Progress, SubtaskError, failure_of
 from pandacore.team.contract import check_contracts
 from pandacore.team.crew import Crew
 from pandacore.team.engine import FAILOVER, Engine, build
@@ -108,6 +113,7 @@ class Past:
     state: Mapping[str, Any] | None
     usage: Usage
     resumed: int = 0
+    answers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Run(Engine):
@@ -171,14 +177,77 @@ class Run(Engine):
         self._failures: list[Failure] = []
         self._last_failures: dict[str, Failure] = {}
         self._result: Result | None = None
+        self._answered: dict[str, Any] = dict(past.answers) if past else {}
+        self._parking = False
         self._broken: errors.PandacoreError | None = None
         self._stopping = False
+        if services.host is not None:
+            services.host.runs[self.id] = self
         self._main = self._loop.create_task(self._drive(), name=f"pandacore run {self.id}")
 
     @property
     def done(self) -> bool:
         """True once the result exists."""
         return self._result is not None
+
+    @property
+    def status(self) -> str:
+        """``running``, ``input_required`` while questions are open, or how it ended."""
+        if self._result is not None:
+            return str(self._result.status)
+        return str(Status.INPUT_REQUIRED) if self.questions else "running"
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What agents wait to be told, by :meth:`answer`; other subtasks may go on meanwhile."""
+        if self._machine is None or self.done:
+            return ()
+        found = (self._question(q) for q in self._machine.questions)
+        return tuple(q for q in found if q.id not in self._answered)
+
+    def _question(self, asked: Mapping[str, Any]) -> Question:
+        agent = asked["agent"]
+        name = self._name(bytes.fromhex(agent)) if agent else ""
+        return Question(asked["text"], asked["id"], asked["schema"], asked["subtask"], name)
+
+    async def answer(self, question_id: str, value: Any) -> None:
+        """Answer an open question; in any order. With a journal the answer is durable on return.
+
+        Raises
+        ------
+        UnknownQuestion
+            None of this id is open.
+        DuplicateAnswer
+            It was answered before; the first answer stands.
+        InvalidAnswer
+            The value is no JSON value, or breaks the question's schema.
+        StateError
+            The run has ended.
+        """
+        if self._stopping:
+            raise errors.StateError(f"run {self.id} has ended, or is about to", hint="see its result")
+        check_answer(self.questions, self._answered, question_id, value)
+        self._answered[question_id] = value
+        try:
+            await self._log(Kind.ANSWER, lambda: {"id": question_id, "value": value})
+        except errors.PandacoreError:
+            del self._answered[question_id]
+            raise
+        self.post(base.Answered(question_id, value))
+
+    @property
+    def parkable(self) -> bool:
+        """True if only answers can bring the run further, and the journal holds all that was done."""
+        machine = self._machine
+        journal = self._services.journal
+        return machine is not None and machine.waits and not self._attempts and journal is not None
+
+    async def park(self) -> Result:
+        """Leave a :attr:`parkable` run as it is in the journal; ``Collective.resume`` takes it up again."""
+        if not self._stopping:
+            self._parking = self._stopping = True
+            self._main.cancel()
+        return await self.result()
 
     async def result(self) -> Result:
         """Wait for the end. Cancelling the waiter does not cancel the run."""
@@ -277,9 +346,15 @@ class Run(Engine):
                 )
             )
         except asyncio.CancelledError:
-            if self._broken is None:
+            why: errors.PandacoreError
+            if self._parking:
+                status = Status.INPUT_REQUIRED
+                why = errors.InputRequired(*self.questions, hint="answer, then Collective.resume(RUN)")
+            elif self._broken is None:
                 status = Status.CANCELLED
-            why = self._broken or errors.Cancelled("the run was cancelled")
+                why = errors.Cancelled("the run was cancelled")
+            else:
+                why = self._broken
             self._failures.append(Failure.of(why))
         except Exception as error:  # a fault of ours must still end the run, visibly
             logger.exception("run %s failed by an internal error", self.id)
@@ -341,7 +416,17 @@ class Run(Engine):
         if self._has_members:
             await self._open_crew(machine, required)
         self.post(base.Start())
+        if self._past is not None:
+            self._take_up_questions(machine)
         return await self._follow()
+
+    def _take_up_questions(self, machine: base.Machine) -> None:
+        """Of an earlier life: answers that came in, perhaps from elsewhere, and questions that are open."""
+        for asked in machine.questions:
+            if asked["id"] in self._answered:
+                self.post(base.Answered(asked["id"], self._answered[asked["id"]]))
+            else:
+                self._emit(QuestionAsked, question=self._question(asked))
 
     def _make_machine(self) -> base.Machine:
         team: dict[str, list[str]] = {}
@@ -515,7 +600,7 @@ class Run(Engine):
                 members.append(Member(agent_id, entry.name, entry.capabilities[0], load, 0.0, 1, why))
         return TeamView(tuple(members))
 
-    async def answer(self, request: agent_pb2.AskRequest) -> agent_pb2.AskReply:
+    async def serve(self, request: agent_pb2.AskRequest) -> agent_pb2.AskReply:
         """A member asks for another agent, or for its share of the tokens."""
         if request.WhichOneof("question") == "replace":
             peer = await self._find(request.replace.capability, tuple(request.replace.exclude))
@@ -590,9 +675,9 @@ class Run(Engine):
                     self._committed(key[0], sender)
             case "failed":
                 self._settle((sender, *key), usage_from_pb(event.failed.usage))
-                error = from_detail(event.failed.error)
-                if isinstance(error, errors.Cancelled):
-                    return  # it was stopped because it is not wanted any more
+                error = failure_of(event.failed)
+                if isinstance(error, errors.Cancelled | errors.InputRequired):
+                    return  # it was stopped because it is not wanted any more, or goes on when it is answered
                 failure = Failure.of(error, subtask_id=key[0], agent=name)
                 self._last_failures[key[0]] = failure
                 again = not event.failed.executed or self.task.idempotent
@@ -735,6 +820,13 @@ class Run(Engine):
                         failure=failure,
                         retrying=again,
                     )
+            case "asked":
+                for asked in note["questions"]:
+                    whole = {**asked, "id": question_id(note["subtask"], asked["id"])}
+                    whole |= {"subtask": note["subtask"], "agent": note["agent"]}
+                    self._emit(QuestionAsked, question=self._question(whole))
+            case "answered":
+                self._emit(QuestionAnswered, question_id=note["question"])
             case "hand" | "ignored" | "malformed" | "plan" | "attempt_failed":
                 logger.debug("run %s: %s", self.id, dict(note))
             case kind:
@@ -825,6 +917,8 @@ class Run(Engine):
                     return output
                 except SubtaskError as error:
                     spent += error.usage
+                    if error.usage.total_tokens:
+                        await self._log(Kind.SPENT, partial(dataclasses.asdict, error.usage))
                     if error.executed or not isinstance(error.error, errors.Overloaded):
                         raise
                 # A full queue is no failure of the subtask: wait, and look for the least loaded again.
@@ -980,6 +1074,8 @@ class Run(Engine):
 
     async def _end(self, status: Status, value: Any) -> None:
         assigned = dict(self._assigned)
+        if self._services.host is not None:
+            self._services.host.runs.pop(self.id, None)
         await self._stop_work()
         if self._crew is not None:
             await self._dismiss(self._crew)
@@ -1008,7 +1104,8 @@ class Run(Engine):
             tuple(self._events),
         )
         try:
-            await self._log(Kind.FINISH, result.to_dict)
+            if status is not Status.INPUT_REQUIRED:  # a parked run stays open
+                await self._log(Kind.FINISH, result.to_dict)
         except errors.PandacoreError as error:
             logger.error("the end of run %s could not be journalled: %s", self.id, error)
         self._result = result

@@ -268,7 +268,10 @@ class Engine(ABC):
         try:
             output = await self._execute(execute)
         except SubtaskError as error:
-            self._attempt_failed(key, error.error, executed=error.executed)
+            if isinstance(error.error, errors.InputRequired):
+                self._attempt_asked(key, error.error)
+            else:
+                self._attempt_failed(key, error.error, executed=error.executed)
         except errors.PandacoreError as error:
             self._attempt_failed(key, error, executed=False)
         except Exception as error:
@@ -280,6 +283,19 @@ class Engine(ABC):
             self.post(base.Executed(*key, output))
         finally:
             self._ended(key)
+
+    def _attempt_asked(self, key: tuple[str, int], asked: errors.InputRequired) -> None:
+        """An attempt ended with questions."""
+        if self._machine is None or not self._machine.takes_questions:
+            refused = errors.StateError(
+                f"the agent has questions, and this pattern takes none: {asked.message}",
+                where=f"subtask {key[0]!r}",
+                hint="use star, chain, mesh or failover, or set takes_questions and handle Asked",
+            )
+            self._attempt_failed(key, refused, executed=True)
+            return
+        questions = [{"id": q.id, "text": q.text, "schema": q.schema} for q in asked.questions]
+        self.post(base.Asked(*key, questions, asked.state))
 
     def _ended(self, key: tuple[str, int]) -> None:
         self._attempts.pop(key, None)

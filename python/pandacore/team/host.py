@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import inspect
 import json
 import logging
+import secrets
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -28,6 +30,7 @@ from pandacore.rpc.errors import status_code, to_detail, trailers
 from pandacore.rpc.v1 import agent_pb2, agent_pb2_grpc
 from pandacore.task import Task
 from pandacore.team.card import MAX_AGENTS, card_of
+from pandacore.team.client import asked_to_pb
 from pandacore.team.clients import Clients
 from pandacore.team.desk import serve_link
 from pandacore.team.member import Nodes
@@ -63,11 +66,19 @@ MAX_THREADS: Final = 64
 _AttemptKey = tuple[bytes, str, str, int]
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NOTHING: Final = Usage()
+_NEVER_ASKED: Final[dict[str, Any]] = {"values": {}, "state": None}
 _STARTED: Final = agent_pb2.AssignEvent(started=agent_pb2.Started())
 _ACCEPTED: Final = agent_pb2.AssignEvent(accepted=agent_pb2.Accepted())
 Tell: TypeAlias = "Callable[[agent_pb2.AssignEvent], None]"
 """Hears the events of an attempt, in order, on the loop."""
 _ServicerContext = grpc.aio.ServicerContext[Any, Any]
+
+
+class Answerable(Protocol):
+    """A run in progress, as far as answers from outside go."""
+
+    async def answer(self, question_id: str, value: Any) -> None:
+        """Answer an open question."""
 
 
 class _Context:
@@ -169,6 +180,14 @@ class Job:
             error=to_detail(error), usage=usage_to_pb(self.usage), executed=self.started_at is not None
         )
         self.end(state, agent_pb2.AssignEvent(failed=failed))
+
+    def ask(self, asked: errors.InputRequired) -> None:
+        """The agent has questions: the attempt ends, the subtask does not."""
+        failed = agent_pb2.Failed(
+            error=to_detail(asked), usage=usage_to_pb(self.usage), executed=True, asked=asked_to_pb(asked)
+        )
+        check_size(failed, producer=f"the questions of subtask {self.request.subtask_id!r}")
+        self.end(agent_pb2.ATTEMPT_STATE_INPUT_REQUIRED, agent_pb2.AssignEvent(failed=failed))
 
     def listen(self, tell: Tell) -> None:
         """Tell somebody what happens from now on; whoever listened before is told that it no longer does."""
@@ -312,12 +331,18 @@ class _Worker:
         handler: Callable[..., Any] = self.agent.handler
         takes_context = self.agent.takes_context
         args = (task, _Context(job, self.host.bound_model(job))) if takes_context else (task,)
-        if self.agent.is_async:
-            output = await handler(*args)
-        else:
-            output = await job.loop.run_in_executor(self.host.threads, lambda: handler(*args))
-            if inspect.isawaitable(output):
-                output = await output
+        try:
+            if self.agent.is_async:
+                output = await handler(*args)
+            else:
+                output = await job.loop.run_in_executor(self.host.threads, lambda: handler(*args))
+                if inspect.isawaitable(output):
+                    output = await output
+        except errors.InputRequired as asked:
+            output = asked
+        if isinstance(output, errors.InputRequired):  # raised or returned, it is the same
+            job.ask(output)
+            return
         began = job.started_at or job.queued_at
         event = agent_pb2.AssignEvent()
         completed = event.completed
@@ -432,6 +457,10 @@ class Host:
         self._sweep: asyncio.TimerHandle | None = None
         self.threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="pandacore-agent")
         self.address = ""
+        self.runs: dict[str, Answerable] = {}
+        """The runs that begin here, for answers to what their agents ask."""
+        self.token = secrets.token_bytes(16)
+        """Whoever shows it may answer."""
 
     async def start(
         self,
@@ -789,6 +818,28 @@ class _Servicer(agent_pb2_grpc.AgentServiceServicer):
         del context
         return await self._host.nodes.close_run(request.run_id, request.epoch)
 
+    async def Answer(
+        self, request: agent_pb2.AnswerRequest, context: _ServicerContext
+    ) -> agent_pb2.AnswerReply:
+        try:
+            if not hmac.compare_digest(request.token, self._host.token):
+                raise errors.CallRefused(
+                    "the token is not this host's", hint="read it beside the run log, or join as its user"
+                )
+            run = self._host.runs.get(request.run_id)
+            if run is None:
+                raise errors.UnknownRun(
+                    f"run {request.run_id!r} is not in progress here", hint="it has ended, or went elsewhere"
+                )
+            try:
+                value = json.loads(request.value_json)
+            except ValueError as error:
+                raise errors.InvalidAnswer(f"the answer is no JSON: {error}", hint="send JSON") from error
+            await run.answer(request.question_id, value)
+        except errors.PandacoreError as error:
+            await context.abort(status_code(error), str(error), trailers(error))
+        return agent_pb2.AnswerReply()
+
     async def _worker(self, agent_id: bytes, context: _ServicerContext) -> _Worker:
         try:
             return self._host.worker(agent_id)
@@ -805,10 +856,14 @@ def _holds(agent: Agent, capability: str) -> bool:
 
 
 def _task_of(request: agent_pb2.AssignRequest) -> Task:
+    inputs = _object(request.inputs_json)
+    again = inputs.pop("_answers", _NEVER_ASKED)
     return Task(
         request.instruction,
         documents=documents_from_pb(request.documents),
-        inputs=_object(request.inputs_json),
+        inputs=inputs,
+        answers=again["values"],
+        state=again["state"],
         priority=request.priority,
         metadata=_object(request.metadata_json),
         capability=request.capability,

@@ -17,10 +17,10 @@ from pandacore.models.wire import documents_from_pb, usage_from_pb, usage_to_pb
 from pandacore.patterns import MACHINES, base
 from pandacore.plan import Plan
 from pandacore.planning import plan_by_model, plan_by_rule, rank_by_model
-from pandacore.rpc.errors import from_detail, to_detail
+from pandacore.rpc.errors import to_detail
 from pandacore.rpc.v1 import agent_pb2
 from pandacore.task import Task
-from pandacore.team.client import SubtaskError
+from pandacore.team.client import SubtaskError, failure_of
 from pandacore.team.engine import FAILOVER, Engine, build
 from pandacore.team.links import Links
 
@@ -201,7 +201,7 @@ class Member(Engine):
             last = await self._assigned(request, report)
             if last.WhichOneof("event") == "completed":
                 return json.loads(last.completed.output_json)
-            error = from_detail(last.failed.error)
+            error = failure_of(last.failed)
             if last.failed.executed or not isinstance(error, errors.Overloaded):
                 usage = usage_from_pb(last.failed.usage)
                 raise SubtaskError(error, executed=last.failed.executed, usage=usage)
@@ -425,7 +425,7 @@ class Nodes:
         """
         for (run_id, _), root in self._roots.items():
             if run_id == request.run_id:
-                reply: agent_pb2.AskReply = await root.answer(request)
+                reply: agent_pb2.AskReply = await root.serve(request)
                 return reply
         raise errors.UnknownRun(
             f"run {request.run_id} has no entrypoint here", hint="it has ended, or went elsewhere"

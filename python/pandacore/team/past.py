@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 from pandacore import errors
 from pandacore.journal import Kind
 from pandacore.models.types import Usage
+from pandacore.patterns import MACHINES
 from pandacore.patterns.base import Checkpoint, fold
 from pandacore.plan import Plan
 from pandacore.planted import PLANTED
-from pandacore.task import Budget, Task
-from pandacore.team.driver import Past
+from pandacore.task import Budget, Question, Task
+from pandacore.team.driver import HUB, Past
+from pandacore.team.engine import build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pandacore.journal import Journal
 
-__all__ = ["Opened", "Rebuilt", "read_past", "rebuild"]
+__all__ = ["Opened", "Rebuilt", "open_questions", "read_past", "rebuild"]
 
 
 _NONE: Final = object()
@@ -52,6 +54,7 @@ def read_past(journal: Journal, run_id: str) -> Opened:
     usage = Usage()
     finished: Mapping[str, Any] | None = None
     resumed = 0
+    answers: dict[str, Any] = {}
     for record in journal.read(run_id):
         match record.kind:
             case Kind.RUN:
@@ -64,6 +67,8 @@ def read_past(journal: Journal, run_id: str) -> Opened:
                 state = fold(state, Checkpoint(record.body["state"], record.body["full"]))
             case Kind.SPENT:
                 usage += Usage(**record.body)
+            case Kind.ANSWER:
+                answers[record.body["id"]] = record.body["value"]
             case Kind.FINISH:
                 finished = record.body
             case Kind.RESUMED:
@@ -79,9 +84,23 @@ def read_past(journal: Journal, run_id: str) -> Opened:
         first["pattern"],
         first["planner"],
         Budget.from_dict(first["budget"]),
-        Past(run_id, plan, source, state, usage, resumed),
+        Past(run_id, plan, source, state, usage, resumed, answers),
         finished,
     )
+
+
+def open_questions(opened: Opened) -> list[Question]:
+    """The questions of a run that wait for an answer, by its log; none of one that has ended."""
+    past = opened.past
+    if opened.finished is not None or past.state is None or opened.pattern not in MACHINES:
+        return []
+    machine = build(MACHINES[opened.pattern][0], past.run_id, HUB)
+    machine.restore(past.state)
+    found = (
+        Question(q["text"], q["id"], q["schema"], q["subtask"], str(q["agent"] or ""))
+        for q in machine.questions
+    )
+    return [question for question in found if question.id not in past.answers]
 
 
 @dataclass(frozen=True, slots=True)

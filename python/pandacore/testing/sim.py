@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from pandacore.errors import ConnectionLost, PandacoreError, StateError, UnknownOutcome
+from pandacore.errors import ConnectionLost, InputRequired, PandacoreError, StateError, UnknownOutcome
 from pandacore.patterns.base import (
+    Asked,
     AskJudgement,
     AskPlan,
     AskRanking,
@@ -45,6 +46,7 @@ from pandacore.patterns.base import (
     fold,
 )
 from pandacore.patterns.star import as_message
+from pandacore.task import Question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -205,7 +207,8 @@ class SimNetwork:
         caller: bool = False,
     ) -> None:
         """Add a node. ``build`` makes its machine, again after each restart; ``agent`` answers its work (an
-        error returned is a failed execution); the run lasts until every ``caller`` has finished."""
+        error returned is a failed execution, ``InputRequired`` a question); the run lasts until every
+        ``caller`` has finished."""
         self._nodes[name] = _Node(name, build, agent, build(), caller)
         self._at(0.0, "start", name, 1)
 
@@ -396,7 +399,7 @@ class SimNetwork:
         if not node.up or node.incarnation != incarnation or node.running.get(key) != token:
             return
         del node.running[key]
-        self._feed(node, ExecutionFailed(*key, error, executed=True))
+        self._feed(node, _ended(key, error))
 
     def _do_called(
         self,
@@ -417,7 +420,7 @@ class SimNetwork:
             lost = UnknownOutcome("the stream broke", where=agent)
             self._feed(node, ExecutionFailed(*key, lost, executed=True))
         elif isinstance(body, PandacoreError):
-            self._feed(node, ExecutionFailed(*key, body, executed=True))
+            self._feed(node, _ended(key, body))
         else:
             self._feed(node, Executed(*key, json.loads(body)))
 
@@ -619,6 +622,14 @@ class SimNetwork:
             self._at(at, "failed", node.name, node.incarnation, key, token, body)
         else:
             self._at(at, "worked", node.name, node.incarnation, key, token, body)
+
+
+def _ended(key: tuple[str, int], error: PandacoreError) -> Event:
+    """How an execution ended that gave no output."""
+    if not isinstance(error, InputRequired):
+        return ExecutionFailed(*key, error, executed=True)
+    asked = [q if isinstance(q, Question) else Question(str(q)) for q in error.questions]
+    return Asked(*key, [{"id": q.id, "text": q.text, "schema": q.schema} for q in asked], error.state)
 
 
 def explore(

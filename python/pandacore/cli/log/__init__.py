@@ -1,4 +1,4 @@
-"""Commands that read the run log: ``runs``, ``show``, ``resume`` and ``replay``."""
+"""Commands over the run log: ``runs``, ``show``, ``answer``, ``resume`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pandacore.journal import Journal
 
-__all__ = ["JOURNAL", "RUN", "opened", "when"]
+__all__ = ["JOURNAL", "RUN", "opened", "place", "when"]
 
 JOURNAL = typer.Option(
     None, "--journal", metavar="FILE", help="The run log; default: the setting paths.journal."
@@ -24,9 +24,8 @@ JOURNAL = typer.Option(
 RUN = typer.Argument(..., metavar="RUN", help="The run's id, as `pandacore runs` lists it.")
 
 
-@contextlib.contextmanager
-def opened(path: Path | None) -> Iterator[Journal]:
-    """Open an existing journal: the one given, or that of the settings.
+def place(path: Path | None) -> Path:
+    """The path of an existing journal: the one given, or that of the settings.
 
     Raises
     ------
@@ -34,7 +33,6 @@ def opened(path: Path | None) -> Iterator[Journal]:
         None is given or set, or there is no such file.
     """
     from pandacore.config import load
-    from pandacore.journal import Journal
 
     path = path or load().paths.journal
     if path is None:
@@ -43,7 +41,15 @@ def opened(path: Path | None) -> Iterator[Journal]:
         )
     if not path.exists():
         raise ConfigError("there is no such file", where=str(path), hint="check the path of the journal")
-    with Journal(path) as journal:
+    return path
+
+
+@contextlib.contextmanager
+def opened(path: Path | None, *, read_only: bool = True) -> Iterator[Journal]:
+    """Open an existing journal; to read also beside the process that writes it. Errors as of `place`."""
+    from pandacore.journal import Journal
+
+    with Journal(place(path), read_only=read_only) as journal:
         yield journal
 
 

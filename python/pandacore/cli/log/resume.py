@@ -40,7 +40,7 @@ def resume(
     from pandacore.cli.runs import blocking
 
     settings = load()
-    with opened(journal) as log:
+    with opened(journal, read_only=False) as log:
         raise typer.Exit(
             blocking(_resume(run, log, agents_of(agents), model=model, settings=settings, as_json=as_json))
         )

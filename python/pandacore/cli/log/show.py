@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,25 @@ def show(
     as_json: bool = typer.Option(False, "--json", help="One JSON object a record."),
 ) -> None:
     """Show what a run did, record by record."""
-    from pandacore.cli.output import json_line, say
+    from pandacore.cli.output import clean, json_line, say
+    from pandacore.team.past import open_questions, read_past
 
     with opened(journal) as log:
         records = list(log.read(run))
+        questions = open_questions(read_past(log, run))
     for record in records:
         if as_json:
             json_line({"seq": record.seq, "at": record.at, "kind": str(record.kind), "body": record.body})
         else:
             told = _told(str(record.kind), record.body)
             say(f"{record.seq:5}  {when(record.at)}  {record.kind:<10}  {told}")
+    if as_json:
+        return
+    for question in questions:
+        say(f"\nopen question {question.id}: {clean(' '.join(question.text.split()))}")
+        if question.schema is not None:
+            say(f"  {json.dumps(question.schema, ensure_ascii=False)}")
+        say(f"  pandacore answer {run} {shlex.quote(question.id)} VALUE")
 
 
 def _told(kind: str, body: Any) -> str:
@@ -47,6 +57,8 @@ def _told(kind: str, body: Any) -> str:
             return "; ".join(_changes(body)) or "no change of subtasks"
         case "spent":
             return f"{body['total_tokens']} tokens"
+        case "answer":
+            return f"{body['id']}: {json.dumps(body['value'], ensure_ascii=False)[:100]}"
         case "finish":
             shown = json.dumps(body["output"], ensure_ascii=False)
             failed = "; ".join(f"{f['kind']}: {f['message']}" for f in body["failures"])
@@ -66,6 +78,8 @@ def _changes(body: Any) -> list[str]:
                 found.append(f"{value['id']} committed, attempt {value['attempt']}")
             case ["hub", "attempts", subtask_id]:
                 found.append(f"{subtask_id} attempt {value}")
+            case ["hub", "pauses", _]:
+                found.append(f"{value['id']} asks {', '.join(value['questions'])}")
             case ["hub", "evicted", peer]:
                 found.append(f"{peer[:8]} left: {value}")
             case ["hub", "replans"]:

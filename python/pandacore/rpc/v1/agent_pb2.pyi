@@ -18,6 +18,7 @@ class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ATTEMPT_STATE_FAILED: _ClassVar[AttemptState]
     ATTEMPT_STATE_CANCELLED: _ClassVar[AttemptState]
     ATTEMPT_STATE_ABANDONED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_INPUT_REQUIRED: _ClassVar[AttemptState]
 ATTEMPT_STATE_UNSPECIFIED: AttemptState
 ATTEMPT_STATE_UNKNOWN: AttemptState
 ATTEMPT_STATE_QUEUED: AttemptState
@@ -26,6 +27,7 @@ ATTEMPT_STATE_COMPLETED: AttemptState
 ATTEMPT_STATE_FAILED: AttemptState
 ATTEMPT_STATE_CANCELLED: AttemptState
 ATTEMPT_STATE_ABANDONED: AttemptState
+ATTEMPT_STATE_INPUT_REQUIRED: AttemptState
 
 class LinkRequest(_message.Message):
     __slots__ = ("calls",)
@@ -250,14 +252,50 @@ class Completed(_message.Message):
     def __init__(self, output_json: _Optional[str] = ..., usage: _Optional[_Union[_model_pb2.Usage, _Mapping]] = ..., queued_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("error", "usage", "executed")
+    __slots__ = ("error", "usage", "executed", "asked")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     EXECUTED_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     error: _model_pb2.ErrorDetail
     usage: _model_pb2.Usage
     executed: bool
-    def __init__(self, error: _Optional[_Union[_model_pb2.ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[_model_pb2.Usage, _Mapping]] = ..., executed: _Optional[bool] = ...) -> None: ...
+    asked: Asked
+    def __init__(self, error: _Optional[_Union[_model_pb2.ErrorDetail, _Mapping]] = ..., usage: _Optional[_Union[_model_pb2.Usage, _Mapping]] = ..., executed: _Optional[bool] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ...) -> None: ...
+
+class Asked(_message.Message):
+    __slots__ = ("questions", "state_json")
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    questions: _containers.RepeatedCompositeFieldContainer[Question]
+    state_json: str
+    def __init__(self, questions: _Optional[_Iterable[_Union[Question, _Mapping]]] = ..., state_json: _Optional[str] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("id", "text", "schema_json")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    text: str
+    schema_json: str
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., schema_json: _Optional[str] = ...) -> None: ...
+
+class AnswerRequest(_message.Message):
+    __slots__ = ("run_id", "question_id", "value_json", "token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_ID_FIELD_NUMBER: _ClassVar[int]
+    VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    question_id: str
+    value_json: str
+    token: bytes
+    def __init__(self, run_id: _Optional[str] = ..., question_id: _Optional[str] = ..., value_json: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class AnswerReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("agent_id", "run_id", "subtask_id", "attempt")

@@ -96,6 +96,11 @@ class AgentServiceStub:
                 request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseRequest.SerializeToString,
                 response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseReply.FromString,
                 _registered_method=True)
+        self.Answer = channel.unary_unary(
+                '/pandacore.rpc.v1.AgentService/Answer',
+                request_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AnswerRequest.SerializeToString,
+                response_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AnswerReply.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -189,6 +194,14 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Answer(self, request, context):
+        """Answers an open question of a run whose entrypoint is here. Needs the token that lies beside the run log, and
+        no pass: whoever may read that file may answer. Not idempotent: the second answer is refused as a duplicate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -251,6 +264,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseRequest.FromString,
                     response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseReply.SerializeToString,
+            ),
+            'Answer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Answer,
+                    request_deserializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AnswerRequest.FromString,
+                    response_serializer=pandacore_dot_rpc_dot_v1_dot_agent__pb2.AnswerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -579,6 +597,33 @@ class AgentService:
             '/pandacore.rpc.v1.AgentService/Close',
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseRequest.SerializeToString,
             pandacore_dot_rpc_dot_v1_dot_agent__pb2.CloseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Answer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pandacore.rpc.v1.AgentService/Answer',
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.AnswerRequest.SerializeToString,
+            pandacore_dot_rpc_dot_v1_dot_agent__pb2.AnswerReply.FromString,
             options,
             channel_credentials,
             insecure,
