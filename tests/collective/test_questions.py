@@ -16,8 +16,10 @@ import pytest
 
 import pandacore as pc
 from pandacore import errors
+from pandacore.cli.log.answer import _write as write_answer
 from pandacore.journal import Journal, Kind
 from pandacore.team.client import AgentClient
+from pandacore.team.past import open_questions, read_past
 
 PATTERNS = ["star", "chain", "mesh", "failover"]
 PLAN = pc.Plan(
@@ -53,7 +55,7 @@ async def collective(journal: Path | None = None) -> AsyncIterator[pc.Collective
 async def asked(run: object, count: int) -> list[pc.Question]:
     """Wait until so many questions are open."""
     async for _ in run.events():  # type: ignore[attr-defined]
-        if len(found := run.questions) == count:  # type: ignore[attr-defined]
+        if len(found := run.questions) >= count:  # type: ignore[attr-defined]
             return list(found)
     raise AssertionError("the run ended")
 
@@ -241,47 +243,48 @@ class Orchestrator:
         self.process.stdout.close()
 
 
-def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pandacore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def written(path: Path, run_id: str, answers: dict[str, object]) -> None:
+    """Answer at a journal that nobody owns, as `pandacore answer` does."""
+    with Journal(path) as journal:
+        for question, value in answers.items():
+            asyncio.run(write_answer(journal, run_id, question, value))
+
+
+async def told(path: Path, run_id: str, question: str, value: object) -> None:
+    """Answer at the process that owns the journal, as `pandacore answer` does."""
+    [(address, token)] = Journal.doors(path)
+    client = AgentClient(address)
+    await client.answer(run_id, question, json.dumps(value), token, timeout_s=10)
+    await client.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["star", "chain", "mesh"])
 def test_an_orchestrator_killed_while_it_waits_is_answered_and_taken_up(tmp_path: Path, pattern: str) -> None:
-    path = str(tmp_path / "runs.db")
+    path = tmp_path / "runs.db"
     first = 2 if pattern == "chain" else 4
     with Orchestrator(tmp_path, pattern) as one:
-        [run, asks] = [one.line() for _ in range(first)][-1]
-        with Journal(path, read_only=True) as journal:
-            assert journal.runs()[0].status == "open"
+        asks = [one.line() for _ in range(first)]
         one.kill()
-    shown = cli("show", run, "--journal", path)
-    assert f"open question {asks.strip()}" in shown.stdout, shown.stderr
-    [line] = cli("runs", "--journal", path, "--json").stdout.splitlines()
-    listed = json.loads(line)
-    assert listed["status"] == "input_required"
-    assert len(listed["questions"]) == first
-    for question in reversed(listed["questions"]):
-        value = "true" if question["id"].endswith("send") else "Ann"
-        done = cli("answer", run, question["id"], value, "--journal", path)
-        assert done.returncode == 0, done.stderr
-    again = cli("answer", run, listed["questions"][0]["id"], "false", "--journal", path)
-    assert again.returncode == 1
-    assert "has its answer already" in again.stderr
+    run = asks[0][0]
+    with Journal(path, read_only=True) as journal:
+        assert journal.runs()[0].status == "open"
+        open_now = {q.id for q in open_questions(read_past(journal, run))}
+    assert open_now == {line[1].strip() for line in asks}
+    written(path, run, {q: True if q.endswith("send") else "Ann" for q in sorted(open_now, reverse=True)})
+    with pytest.raises(errors.DuplicateAnswer):
+        written(path, run, {asks[0][1].strip(): False})
     with Orchestrator(tmp_path, pattern, run) as two:
         while not (line := two.line())[0].startswith("{"):
-            # The second step of a chain asks in this life: answered at the process that goes on, over gRPC.
+            # The second step of a chain asks in this life, and is answered over gRPC.
             question = line[1].strip()
-            value = "false" if question.endswith("send") else "Bob"
-            assert cli("answer", run, question, value, "--journal", path).returncode == 0
+            asyncio.run(told(path, run, question, False if question.endswith("send") else "Bob"))
         result = json.loads(" ".join(line))
-    assert result["status"] == "completed", result
+    assert result["status"] == "completed", result["failures"]
     assert result["output"]["left"] == ["draft", True, "Ann", "left"]
     with Journal(path) as journal:
         answers = [r.body["id"] for r in journal.read(run) if r.kind is Kind.ANSWER]
     assert len(answers) == len(set(answers)) == 4
-    assert cli("answer", run, "left:to", "x", "--journal", path).returncode == 1
 
 
 async def test_only_who_can_read_the_token_may_answer_from_outside(tmp_path: Path) -> None:

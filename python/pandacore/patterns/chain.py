@@ -381,7 +381,13 @@ class _ChainNode(Machine):
         hold = self._hold(k)
         assert hold is not None
         step = self._next(k, hold["payload"])
-        payload = {**hold["payload"], "path": {**hold["payload"]["path"], str(k): self.me}}
+        pools = hold["payload"]["team"].items()
+        payload = {
+            **hold["payload"],
+            "path": {**hold["payload"]["path"], str(k): self.me},
+            # Nobody further down can know who was lost before; whoever comes back is found in the registry.
+            "team": {c: [p for p in pool if p not in self._down] for c, pool in pools},
+        }
         fields = {"g": hold["g"], "k": step, "payload": payload, "before": hold["pred"], "root": self._root}
         if hold["succ"] == self.me:
             self._handed(self.me, fields)
