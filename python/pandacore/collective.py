@@ -318,7 +318,7 @@ class Collective:
                 )
                 self._services = Services(directory, assembler, model, self._random, journal, self._host)
                 if journal is not None and self._host is not None:
-                    journal.announce(self._host.address.rpartition("@")[2], self._host.token)
+                    journal.announce(self._host.address, self._host.token)
                 if presence is not None and self._joining is not None:
                     self._report = await presence.join(self._joining.timeout_s)
                 for agent in self._agents.values():

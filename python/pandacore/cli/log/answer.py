@@ -55,19 +55,20 @@ def answer(
 async def _tell(path: Path, run: str, question: str, value: str, locked: errors.DataDirLocked) -> None:
     """Answer in the process that owns the journal."""
     from pandacore.journal import Journal
-    from pandacore.team.client import AgentClient
+    from pandacore.team.clients import Clients
 
     unknown: errors.PandacoreError = locked
-    for address, token in Journal.doors(path):
-        client = AgentClient(address)
-        try:
-            await client.answer(run, question, value, token, timeout_s=CALL_S)
-        except errors.UnknownRun as error:
-            unknown = error
-        else:
-            return
-        finally:
-            await client.close()
+    clients = Clients()
+    try:
+        for address, token in Journal.doors(path):
+            try:
+                await clients.at(address).answer(run, question, value, token, timeout_s=CALL_S)
+            except errors.UnknownRun as error:
+                unknown = error
+            else:
+                return
+    finally:
+        await clients.close()
     raise unknown
 
 
