@@ -16,6 +16,7 @@ import pytest
 
 import pandacore as pc
 from pandacore import errors
+from pandacore.cli.log.answer import _tell as answer_there
 from pandacore.cli.log.answer import _write as write_answer
 from pandacore.journal import Journal, Kind
 from pandacore.team.client import AgentClient
@@ -285,6 +286,17 @@ def test_an_orchestrator_killed_while_it_waits_is_answered_and_taken_up(tmp_path
     with Journal(path) as journal:
         answers = [r.body["id"] for r in journal.read(run) if r.kind is Kind.ANSWER]
     assert len(answers) == len(set(answers)) == 4
+
+
+async def test_a_host_of_a_joined_collective_is_answered_over_its_encrypted_port(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with asyncio.timeout(60), pc.Collective.join(journal=path) as c:
+        c.add(write, ask)
+        run = c.start(pc.Task("mail", plan=PLAN))
+        for question in await asked(run, 4):
+            value = "true" if question.id.endswith("send") else '"Ann"'
+            await answer_there(path, run.id, question.id, value, errors.DataDirLocked("it is in use"))
+        assert (await run.result()).output["left"] == ["draft", True, "Ann", "left"]
 
 
 async def test_only_who_can_read_the_token_may_answer_from_outside(tmp_path: Path) -> None:
