@@ -178,7 +178,7 @@ class Collective:
         advertise: str | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         admission: bytes | None = None,
-        ticket: Ticket | None = None,
+        ticket: Ticket | str | None = None,
         on_request: OnRequest | None = None,
         timeout_s: float = 30.0,
         model: str | ModelClient | None = None,
@@ -214,8 +214,11 @@ class Collective:
             the address from which this machine reaches its first seed, or the world.
         state_dir : path, optional
             Keeps what a restarted host with the same key should know. One process at a time may use it.
-        admission, ticket
-            See :meth:`pandacore.gossip.Node.start`: with an admission key only hosts with a ticket come in.
+        ticket : Ticket or str, optional
+            What lets the host with this ``key`` into a closed collective: only hosts with a ticket come in
+            there. Made by :func:`pandacore.gossip.issue_ticket` or ``pandacore ticket``.
+        admission : bytes, optional
+            The public key that signs tickets. Default: the one that signed this host's.
         on_request : callable, optional
             Called with a :class:`~pandacore.gossip.Request` when a team lacks capabilities that nobody has
             announced; answers agents (what :meth:`add` takes) that it can start for it, or None. May be
@@ -232,8 +235,10 @@ class Collective:
         DeadlineExceeded
             On entering: no seed answered in time.
         ConfigError
-            An address cannot be parsed or bound, or nothing says which collective is meant.
+            An address cannot be parsed or bound, nothing says which collective is meant, or the ticket is not
+            for this host, or has ended.
         """
+        from pandacore.gossip import Ticket
         from pandacore.team.presence import Joining, seeds_of
 
         joining = Joining(
@@ -244,7 +249,7 @@ class Collective:
             advertise=advertise,
             state_dir=state_dir,
             admission=admission,
-            ticket=ticket,
+            ticket=Ticket.parse(ticket) if isinstance(ticket, str) else ticket,
             timeout_s=timeout_s,
             on_request=on_request,
         )
@@ -391,7 +396,7 @@ class Collective:
             advertise=joining.advertise,
             seeds=seeds,
             state_dir=joining.state_dir,
-            admission=joining.admission,
+            admission=joining.admitted_by(key.public, self._clock()),
             ticket=joining.ticket,
             seed=self._random.getrandbits(63) if self._seeded else None,
         )

@@ -8,6 +8,7 @@ version*: a reader that was away for an hour reads what is true now, and nothing
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import socket
@@ -41,7 +42,7 @@ from pandacore.errors import (
     StateError,
     WrongCollective,
 )
-from pandacore.trust import KeyPair, did_of, parse_did
+from pandacore.trust import KeyPair, did_of, parse_did, verify
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,6 +82,7 @@ _ANNOUNCEMENT: Final = 1
 _TRUST: Final = 2
 _PAGE: Final = 1000
 _MAX_PATIENCE_S: Final = 600
+_TICKET: Final = "pandacore-ticket-1:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,9 @@ class Announcement:
     load, concurrency, cost : int
         Queue length, subtasks at once, price of a subtask; 0 to 65535.
     subscription : Subscription, optional
+        The vector of what it is interested in.
+    subscription_text : str
+        The same in words, one line, for hosts that embed with another model.
     certificates : sequence of bytes
         Encoded records of `pandacore.trust`; they travel as records of their own.
     since : int
@@ -142,6 +147,7 @@ class Announcement:
     since: int = 1
     proof: bytes = b""
     not_after: int = 0
+    subscription_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +168,7 @@ class AgentEntry:
     certificates: tuple[bytes, ...]
     since: int
     not_after: int
+    subscription_text: str
 
     @property
     def did(self) -> str:
@@ -232,10 +239,60 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Lets one host into one collective until ``not_after`` (seconds, wall clock)."""
+    """Lets one host into one collective. Made by :func:`issue_ticket`; ``str`` writes it as a text.
 
+    Parameters
+    ----------
+    admission, collective, host : bytes, length 32
+        Whose key signed it, and whom it lets in where.
+    not_after : int
+        Last second of validity, by the wall clock.
+    signature : bytes, length 64
+
+    Examples
+    --------
+    >>> admission, host = KeyPair.from_seed(bytes(32)), KeyPair.from_seed(bytes(31) + b"h")
+    >>> ticket = issue_ticket(admission, bytes(32), host.public, not_after=2_000_000_000)
+    >>> Ticket.parse(str(ticket)) == ticket
+    True
+    """
+
+    admission: bytes
+    collective: bytes
+    host: bytes
     not_after: int
     signature: bytes = field(repr=False)
+
+    def __str__(self) -> str:
+        end = self.not_after.to_bytes(8, "big")
+        packed = self.admission + self.collective + self.host + end + self.signature
+        return _TICKET + base64.urlsafe_b64encode(packed).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Ticket:
+        """Read a ticket that was written as a text.
+
+        Raises
+        ------
+        ConfigError
+            It is none, or its signature does not hold.
+        """
+        try:
+            packed = base64.urlsafe_b64decode(text.strip().removeprefix(_TICKET))
+        except ValueError:
+            packed = b""
+        if not text.strip().startswith(_TICKET) or len(packed) != 3 * 32 + 8 + 64:
+            raise ConfigError(
+                "the text is no ticket", where="ticket", hint="copy all of what `pandacore ticket` printed"
+            )
+        admission, collective, host = (packed[at : at + 32] for at in (0, 32, 64))
+        not_after = int.from_bytes(packed[96:104], "big")
+        ticket = cls(admission, collective, host, not_after, packed[104:])
+        if not verify(admission, _core.ticket_message(collective, host, not_after), ticket.signature):
+            raise ConfigError(
+                "the ticket is not signed by its admission key", where="ticket", hint="ask for a new one"
+            )
+        return ticket
 
 
 def hosting_proof(agent: KeyPair, collective: bytes, host: bytes, since: int = 1) -> bytes:
@@ -260,7 +317,8 @@ def team_anchor(host: bytes) -> tuple[bytes, str]:
 
 def issue_ticket(admission: KeyPair, collective: bytes, host: bytes, *, not_after: int) -> Ticket:
     """Sign, as a collective's admission key, that ``host`` may join until ``not_after``."""
-    return Ticket(not_after, admission.sign(_core.ticket_message(collective, host, not_after)))
+    signature = admission.sign(_core.ticket_message(collective, host, not_after))
+    return Ticket(admission.public, collective, host, not_after, signature)
 
 
 class Node:
@@ -464,6 +522,7 @@ class Node:
                 if subscription is None
                 else (subscription.model, subscription.scale, subscription.codes),
                 certificates=b"".join(key[:16] for key in keys),
+                subscription_text=a.subscription_text,
             )
             records.append((_ANNOUNCEMENT, agent, payload))
         return self._core.publish(records)
@@ -739,6 +798,7 @@ def _entry(row: dict[str, Any]) -> AgentEntry:
         certificates=tuple(prefixes[at : at + 16] for at in range(0, len(prefixes), 16)),
         since=row["since"],
         not_after=row["not_after"],
+        subscription_text=row["subscription_text"],
     )
 
 

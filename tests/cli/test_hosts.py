@@ -138,6 +138,29 @@ def test_a_wrong_file_is_refused_with_its_place(
     assert word in done.err
 
 
+def test_a_closed_collective_lets_in_who_has_a_ticket(tmp_path: Path, pandacore: Callable[..., Any]) -> None:
+    made = pandacore(
+        "ticket", "a.key", "b.key", "--admission-key", "admission.key", "--collective", "kitchen", "--json"
+    ).objects
+    assert stat.S_IMODE((tmp_path / "admission.key").stat().st_mode) == 0o600
+    first, second = (row["ticket"] for row in made)
+    (tmp_path / "b.ticket").write_text(second + "\n")
+    one_more = ("--admission-key", "admission.key", "--collective", "kitchen")
+    plain = pandacore("ticket", made[0]["host"], *one_more)
+    assert plain.out.startswith("pandacore-ticket-1:")
+    with up(tmp_path, "crew:worker", "--key", "a.key", "--ticket", first) as (_, one):
+        assert (one["did"], one["collective"]) == (made[0]["host"], made[0]["collective"])
+        with up(tmp_path, "--key", "b.key", "--ticket", "b.ticket", "--seed", one["seed"]) as (_, two):
+            assert two["members"] == 2
+        for options, code, word in (
+            ((), 3, "join ticket"),
+            (("--ticket", second), 2, "is for did:key:"),
+            (("--ticket", "missing.ticket"), 2, "cannot be read"),
+        ):
+            done = pandacore("up", "--key", "c.key", "--seed", one["seed"], *options)
+            assert (done.code, word in done.err) == (code, True), done.err
+
+
 def test_a_dead_seed_and_a_killed_host_end_in_typed_errors(
     tmp_path: Path, pandacore: Callable[..., Any]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import pandacore as pc
 from pandacore import errors
-from pandacore.gossip import Announcement, Node, Request
+from pandacore.gossip import Announcement, Node, Request, Ticket, issue_ticket
 from pandacore.launchers import HostSpec, LocalLauncher
 from pandacore.team.client import AgentClient
 from pandacore.team.passes import METADATA_KEY, Doorman, Passport
@@ -349,6 +349,28 @@ async def test_one_process_alone_has_no_members() -> None:
         await c.wait_for("text.upper", timeout_s=1)
         with pytest.raises(errors.DeadlineExceeded, match=r"text\.lower"):
             await c.wait_for("text.upper", "text.lower", timeout_s=0.05)
+
+
+async def test_a_ticket_says_for_whom_where_and_until_when() -> None:
+    admission, host, other = (pc.KeyPair.generate() for _ in range(3))
+    home, now = bytes(range(32)), 1_000_000
+    ticket = issue_ticket(admission, home, host.public, not_after=now)
+    assert Ticket.parse(str(ticket)) == ticket
+    joining = Joining(ticket=ticket)
+    assert joining.target() == (home, ())
+    assert joining.admitted_by(host.public, now + 299) == admission.public
+    with pytest.raises(errors.ConfigError, match=r"is for did:key:.* this host is did:key:"):
+        joining.admitted_by(other.public, now)
+    with pytest.raises(errors.ConfigError, match="ended 301 s ago"):
+        joining.admitted_by(host.public, now + 301)
+    with pytest.raises(errors.ConfigError, match="another key"):
+        Joining(ticket=ticket, admission=other.public).admitted_by(host.public, now)
+    with pytest.raises(errors.WrongCollective, match="the ticket belongs to collective 0001"):
+        Joining(ticket=ticket, collective="kitchen").target()
+    text = str(ticket)
+    for bad in ("", "x", text[:-8], text[:-6] + "AAAA=="):
+        with pytest.raises(errors.ConfigError, match=r"no ticket|not signed"):
+            Ticket.parse(bad)
 
 
 def test_seeds_say_which_collective_they_belong_to() -> None:

@@ -190,3 +190,47 @@ def test_the_resolver_orders_by_similarity_and_keeps_to_one_registry() -> None:
         resolver.resolve("x", Registry())
     with pytest.raises(errors.ConfigError):
         SemanticResolver(HashingEmbedder(), threshold=1.5)
+
+
+async def test_a_hosts_vectors_reach_the_index_of_the_others() -> None:
+    here, there, foreign = Slow(), Slow(), Slow()
+    foreign.model_id = "another"
+    async with pc.Collective.join(embedder=here, seed=1) as a:
+        a.add(searcher, solver, translator)
+        async with asyncio.timeout(20):
+            async for _ in a.changes():
+                if [agent.subscription is not None for agent in a.all_agents()] == [True] * 3:
+                    break
+        async with (
+            pc.Collective.join(a.seed_address, embedder=there, seed=2) as b,
+            pc.Collective.join(a.seed_address, embedder=foreign, seed=3) as c,
+        ):
+            agent = next(agent for agent in b.all_agents() if agent.name == "solver")
+            assert agent.subscription is not None
+            assert (agent.subscription.model, len(agent.subscription.codes)) == ("slow", 384)
+            found = await b.find("an equation to solve", k=1)
+            assert [f.name for f in found] == ["solver"]
+            assert there.texts == ["an equation to solve"], "the agents were embedded by their host"
+            plain = (await a.find("an equation to solve", k=1))[0]
+            assert abs(found[0].similarity - plain.similarity) < 0.02, "8 bits are enough"
+            assert [f.name for f in await c.find("an equation to solve", k=1)] == ["solver"]
+            assert len(foreign.texts) == 4, "vectors of another model are not compared"
+
+
+async def test_an_agent_whose_vector_does_not_fit_is_found_by_its_text() -> None:
+    class Wide(Slow):
+        model_id = "wide"
+        dimension = 1_024
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = HashingEmbedder(1_024)
+
+    async with (
+        pc.Collective.join(embedder=Wide(), seed=1) as a,
+        pc.Collective.join(a.seed_address, embedder=Wide(), seed=2) as b,
+    ):
+        a.add(searcher, solver)
+        await b.wait_for("web.search", "math.integrals")
+        assert [f.name for f in await b.find("an equation to solve", k=1)] == ["solver"]
+        assert [agent.subscription for agent in b.all_agents()] == [None, None]

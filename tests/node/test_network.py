@@ -204,6 +204,26 @@ class Network:
         shell("ip", "netns", "exec", self.name("hub"), "nft", "-f", "-", text=text)
         return time.monotonic()
 
+    def narrow(self, mtu: int, *, ends: bool) -> None:
+        """Make all links carry packets of that size at most; without ``ends`` only the router knows."""
+        hub = [f"link set v{i} mtu {mtu}" for i in range(self.size)]
+        shell("ip", "-n", self.name("hub"), "-batch", "-", text="\n".join(hub))
+        for i in range(self.size if ends else 0):
+            shell("ip", "-n", self.name(i), "link", "set", "eth0", "mtu", str(mtu))
+
+    def fragments(self) -> int:
+        """Packets that anybody, hosts and router, cut into pieces or put together again so far."""
+        total = 0
+        for name in self._made:
+            names, values = (
+                line.split()
+                for line in shell("ip", "netns", "exec", name, "cat", "/proc/net/snmp").splitlines()
+                if line.startswith("Ip:")
+            )
+            counts = dict(zip(names[1:], map(int, values[1:]), strict=True))
+            total += counts["FragCreates"] + counts["ReasmReqds"]
+        return total
+
     def dropped(self) -> int:
         """Datagrams that the loss rule dropped."""
         listing = shell("ip", "netns", "exec", self.name("hub"), "nft", "-j", "list", "ruleset")
@@ -333,6 +353,24 @@ def test_ten_hosts_at_ten_percent_loss_notice_a_kill_a_goodbye_and_a_partition_t
     net.until("a cut is noticed", lambda: net.deaths(rest, healed), 30)
     net.faults()
     net.until("one view after the cut", lambda: net.agree(rest), 30)
+
+
+def test_no_packet_passes_the_path_mtu_also_when_it_shrinks_on_the_way(
+    network: Callable[[int], Network],
+) -> None:
+    net = network(4)
+    hosts = net.start(3)
+    net.until("three hosts agree", lambda: net.agree(hosts), 30)
+    # The smallest path that QUIC and IPv6 allow for, and one end does not know of it.
+    net.narrow(1280, ends=False)
+    hosts += net.start(1, synthetic=5_000)
+    net.until("what needs full packets comes through", lambda: net.agree(hosts), 30)
+    assert hosts[0].view()["agents"] == 5_004
+    net.narrow(1280, ends=True)
+    dead = hosts[3].view()["id"]
+    killed = hosts[3].kill()
+    net.until("all know", lambda: max(net.seen(hosts[:3], dead, "down", killed)) < 60, 30)
+    assert net.fragments() == 0
 
 
 @pytest.mark.soak

@@ -39,6 +39,8 @@ class HostSpec:
         Where it listens, ``host:port``.
     state_dir : str, optional
         See `pandacore.gossip.Node.start`.
+    ticket : str, optional
+        Lets the host with this ``key`` into a closed collective.
     """
 
     collective: bytes
@@ -52,6 +54,7 @@ class HostSpec:
     seeds: tuple[str, ...] = ()
     bind: str = "127.0.0.1:0"
     state_dir: str | None = None
+    ticket: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

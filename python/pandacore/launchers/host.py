@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pandacore.errors import ConfigError
-from pandacore.gossip import Node
+from pandacore.gossip import Node, Ticket
 from pandacore.trust import KeyPair
 
 __all__ = ["main"]
@@ -57,9 +57,16 @@ async def _open(spec: dict[str, Any]) -> AsyncIterator[Node]:
     """The joined node: alone, or with a collective over it where there are agents to serve."""
     key = KeyPair.from_seed(bytes.fromhex(spec["seed"]))
     collective = bytes.fromhex(spec["collective"])
+    ticket = None if spec["ticket"] is None else Ticket.parse(spec["ticket"])
     if not spec["agents"] and not spec["standby"]:
         node = Node.start(
-            key, collective, bind=spec["bind"], seeds=spec["seeds"], state_dir=spec["state_dir"]
+            key,
+            collective,
+            bind=spec["bind"],
+            seeds=spec["seeds"],
+            state_dir=spec["state_dir"],
+            admission=ticket and ticket.admission,
+            ticket=ticket,
         )
         async with node:
             await node.join()
@@ -76,6 +83,7 @@ async def _open(spec: dict[str, Any]) -> AsyncIterator[Node]:
         key=key,
         bind=spec["bind"],
         state_dir=spec["state_dir"],
+        ticket=ticket,
         model=spec["model"],
     ) as c:
         limits = spec["limits"]

@@ -50,6 +50,7 @@ class LocalLauncher:
             "seeds": [*spec.seeds, *self.seeds()],
             "bind": spec.bind,
             "state_dir": spec.state_dir,
+            "ticket": spec.ticket,
             "entry": spec.entry,
             "arguments": dict(spec.arguments),
             "agents": spec.agents,

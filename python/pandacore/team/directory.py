@@ -334,4 +334,4 @@ class SharedDirectory(Directory):
 
 def _entry(found: AgentEntry) -> Entry:
     address = f"{did_of(found.host)}@{found.endpoint}"
-    return Entry(found.agent, found.name, found.description, found.capabilities, address)
+    return Entry(found.agent, found.name, found.description, found.capabilities, address, found.subscription)

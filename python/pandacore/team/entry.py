@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pandacore.gossip import Subscription
 
 __all__ = ["Entry"]
 
@@ -12,6 +16,7 @@ class Entry:
     """An agent as others see it.
 
     ``address`` is its host's, as ``host:port``, or ``did:key:…@host:port`` where hosts know each other.
+    ``vector`` is what its host says that it is about, so that not every host has to embed it.
     """
 
     agent_id: bytes
@@ -19,3 +24,4 @@ class Entry:
     description: str
     capabilities: tuple[str, ...]
     address: str
+    vector: Subscription | None = None

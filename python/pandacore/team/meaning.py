@@ -7,12 +7,18 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from pandacore import errors
 from pandacore.broker import SemanticIndex, SemanticResolver, nearest, spoken
+from pandacore.gossip import Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
+    from pandacore.agent import Agent
     from pandacore.broker import CapabilityMatch
     from pandacore.models.embedders import Embedder
     from pandacore.plan import Plan
@@ -91,14 +97,14 @@ class Meaning:
         """Take in an agent, or what is new of one."""
         known = self._numbers.get(entry.agent_id)
         if known is not None:
-            if self._entries[known] == entry:
+            if replace(self._entries[known], vector=entry.vector) == entry:
+                self._entries[known] = entry  # its vector came, and says what its text said
                 return
             self.remove(entry.agent_id)
         number, self._next = self._next, self._next + 1
         self._entries[number] = entry
         self._numbers[entry.agent_id] = number
-        words = ", ".join(map(spoken, entry.capabilities))
-        self._pending[number] = f"{entry.description}\n{words}".strip()[:MAX_TEXT]
+        self._pending[number] = _text(entry.description, entry.capabilities)
         for name in entry.capabilities:
             self._holders[name] += 1
             self._said.setdefault(name, entry.description)
@@ -141,7 +147,7 @@ class Meaning:
     async def _catch_up(self) -> None:
         while self._pending:
             part = dict(list(self._pending.items())[:_AT_ONCE])
-            vectors = await self._embedder.embed(list(part.values()))
+            vectors = await self._vectors(part)
             # Who left meanwhile is not put in, and a text without content is nowhere.
             rows = [i for i, n in enumerate(part) if n in self._pending and vectors[i].any()]
             numbers = list(part)
@@ -150,6 +156,34 @@ class Meaning:
             for number in part:
                 self._pending.pop(number, None)
             await asyncio.sleep(0)
+
+    async def _vectors(self, part: dict[int, str]) -> NDArray[np.float32]:
+        """The vectors of agents: their hosts' own where they are of this model, else made from the texts."""
+        vectors = np.zeros((len(part), self._embedder.dimension), np.float32)
+        texts: dict[int, str] = {}
+        for row, (number, text) in enumerate(part.items()):
+            entry = self._entries.get(number)
+            codes = b"" if entry is None or entry.vector is None else entry.vector.codes
+            if codes and entry.vector.model == self._embedder.model_id and len(codes) == vectors.shape[1]:
+                vectors[row] = np.frombuffer(codes, np.int8)  # a cosine does not ask for the scale
+            else:
+                texts[row] = text
+        if texts:
+            vectors[list(texts)] = await self._embedder.embed(list(texts.values()))
+        return vectors
+
+    async def states(self, agents: Sequence[Agent]) -> list[Subscription | None]:
+        """What to announce of agents: the vectors of their texts in 8 bits; None where a text has no content.
+
+        Raises
+        ------
+        ModelError
+            The embedder's server failed.
+        """
+        texts = {_text(agent.description, agent.capabilities): row for row, agent in enumerate(agents)}
+        made = dict(zip(texts, await self._embedder.embed(list(texts)), strict=True))
+        stated = {text: _coded(self._embedder.model_id, vector) for text, vector in made.items()}
+        return [stated[_text(agent.description, agent.capabilities)] for agent in agents]
 
     async def fit(self, plan: Plan, registry: Registry) -> tuple[Plan, tuple[CapabilityMatch, ...]]:
         """The plan with every capability that nobody has replaced by the one that means the same."""
@@ -168,3 +202,15 @@ class Meaning:
             for s in plan.subtasks
         ]
         return replace(plan, subtasks=subtasks), tuple(matches.values())
+
+
+def _text(description: str, capabilities: Sequence[str]) -> str:
+    words = ", ".join(map(spoken, capabilities))
+    return f"{description}\n{words}".strip()[:MAX_TEXT]
+
+
+def _coded(model: str, vector: NDArray[np.float32]) -> Subscription | None:
+    scale = float(np.abs(vector).max()) / 127
+    if not scale:
+        return None
+    return Subscription(model, scale, np.rint(vector / scale).astype(np.int8).tobytes())

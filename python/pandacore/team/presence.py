@@ -8,18 +8,19 @@ import inspect
 import logging
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from pandacore import errors
 from pandacore.agent import Agent
 from pandacore.gossip import Announcement, Node, Request, hosting_proof
-from pandacore.trust import KeyPair
+from pandacore.trust import KeyPair, did_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from pandacore.gossip import JoinReport, Ticket
+    from pandacore.gossip import JoinReport, Subscription, Ticket
     from pandacore.team.directory import SharedDirectory
 
     OnRequest = Callable[[Request], Iterable[object] | Awaitable[Iterable[object] | None] | None]
@@ -36,8 +37,11 @@ HINT_S: Final = 1.0
 """Least seconds between two announcements of loads."""
 MEMBER_S: Final = 2.0
 """How long a call of a host that is not known waits for word of it: it may have joined a moment ago."""
+CLOCKS_S: Final = 300
+"""How far the clocks of two machines may differ."""
 _TURN_S: Final = 0.01  # wakes within it are handled together
 _TIDY_S: Final = 5.0
+_AT_ONCE: Final = 256
 _MAX_DESCRIPTION: Final = 240  # bytes of UTF-8: announcements are small
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 _NAME_DOMAIN: Final = b"pandacore/collective-name/v1\0"
@@ -74,6 +78,30 @@ class Joining:
     timeout_s: float = 30.0
     on_request: OnRequest | None = None
 
+    def admitted_by(self, host: bytes, now: float) -> bytes | None:
+        """The key that signs this collective's tickets, if it is a closed one.
+
+        Raises
+        ------
+        ConfigError
+            The ticket is another host's, or has ended, or is signed by another key than the one to accept.
+        """
+        ticket = self.ticket
+        if ticket is None:
+            return self.admission
+        if ticket.host != host:
+            why = f"the ticket is for {did_of(ticket.host)}, this host is {did_of(host)}"
+            hint = "pass the key of the host that the ticket names (--key)"
+        elif ticket.not_after < now - CLOCKS_S:
+            why = f"the ticket ended {now - ticket.not_after:.0f} s ago"
+            hint = "ask the holder of the admission key for a new one"
+        elif self.admission not in (None, ticket.admission):
+            why = "the ticket is signed by another key than the one whose tickets are to be accepted"
+            hint = "leave admission out to take the ticket's"
+        else:
+            return ticket.admission
+        raise errors.ConfigError(why, where="ticket", hint=hint)
+
     def target(self) -> tuple[bytes, tuple[str, ...]]:
         """The collective's id and the seeds, without the id that a seed may carry after a slash.
 
@@ -99,15 +127,13 @@ class Joining:
                 )
             found = bytes.fromhex(tail)
             if wanted is not None and found != wanted:
-                raise errors.WrongCollective(
-                    f"the seed belongs to collective {tail}, this host to {wanted.hex()}",
-                    ours=wanted.hex(),
-                    theirs=tail,
-                    where=seed,
-                    hint="use a seed of this collective, or leave the collective out to take the seed's",
-                )
+                raise _wrong("the seed", found, wanted, where=seed)
             wanted = found
             plain.append(seed)
+        if self.ticket is not None:
+            if wanted is not None and self.ticket.collective != wanted:
+                raise _wrong("the ticket", self.ticket.collective, wanted, where="ticket")
+            wanted = self.ticket.collective
         if wanted is None:
             if plain:
                 raise errors.ConfigError(
@@ -119,6 +145,17 @@ class Joining:
 
             wanted = os.urandom(32)
         return wanted, tuple(plain)
+
+
+def _wrong(what: str, found: bytes, wanted: bytes, *, where: str) -> errors.WrongCollective:
+    theirs, ours = found.hex(), wanted.hex()
+    return errors.WrongCollective(
+        f"{what} belongs to collective {theirs}, this host to {ours}",
+        ours=ours,
+        theirs=theirs,
+        where=where,
+        hint="use one of this collective, or leave the collective out",
+    )
 
 
 class Presence:
@@ -158,6 +195,8 @@ class Presence:
         self._agents: dict[bytes, Agent] = {}
         self._loads: dict[bytes, int] = {}
         self._told: dict[bytes, int] = {}
+        self._vectors: dict[bytes, Subscription] = {}
+        self._unstated: dict[bytes, Agent] = {}
         self._dirty: set[bytes] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -196,6 +235,7 @@ class Presence:
             endpoint=self._endpoint,
             load=min(load, 65_535),
             concurrency=agent.concurrency,
+            subscription=self._vectors.get(agent.id),
             proof=hosting_proof(agent.key, self.node.collective, self.node.id),
         )
 
@@ -203,12 +243,41 @@ class Presence:
         """Tell the collective of an agent of this host."""
         self.node.announce(self.announcement(agent))
         self._agents[agent.id] = agent
+        if not self._unstated:
+            self._spawn(self._state())
+        self._unstated[agent.id] = agent
+
+    async def _state(self) -> None:
+        """Announce what the agents are about as vectors, so that other hosts need not embed their texts."""
+        while self._unstated:
+            part = list(islice(self._unstated.values(), _AT_ONCE))
+            try:
+                vectors = await self._directory.meaning.states(part)
+            except errors.PandacoreError as error:  # they are found by their texts
+                logger.warning("the agents of this host are announced without vectors: %s", error)
+                self._unstated.clear()
+                return
+            for agent, vector in zip(part, vectors, strict=True):
+                self._unstated.pop(agent.id, None)
+                if vector is None or agent.id not in self._agents or self.node.ended:
+                    continue
+                self._vectors[agent.id] = vector
+                try:
+                    self.node.announce(self.announcement(agent))
+                except (
+                    errors.PayloadTooLarge,
+                    errors.Overloaded,
+                ):  # then without, as before
+                    del self._vectors[agent.id]
+            await asyncio.sleep(0)
 
     def withdraw(self, agent_id: bytes) -> None:
         """Take an agent of this host back."""
         if self._agents.pop(agent_id, None) is not None:
             self._loads.pop(agent_id, None)
             self._told.pop(agent_id, None)
+            self._vectors.pop(agent_id, None)
+            self._unstated.pop(agent_id, None)
             self._dirty.discard(agent_id)
             self.node.withdraw(agent_id)
 

@@ -54,6 +54,10 @@ pub struct Announcement<'a> {
     /// First 16 bytes of the hashes of its certificates, which are records of their own.
     #[serde(borrow)]
     pub certificates: &'a [u8],
+    /// What it is interested in, in words: for hosts that embed with another model. Follows the other fields, and
+    /// hosts of earlier versions neither write nor miss it.
+    #[serde(skip)]
+    pub subscription_text: &'a str,
 }
 
 /// Why an announcement was refused.
@@ -105,10 +109,14 @@ impl<'a> Announcement<'a> {
     /// # Errors
     /// [`BadAnnouncement::Malformed`].
     pub fn read(payload: &'a [u8]) -> Result<Self, BadAnnouncement> {
-        // Later minor versions may append fields: the tail is ignored.
-        postcard::take_from_bytes(payload)
-            .map(|(read, _)| read)
-            .map_err(|_| BadAnnouncement::Malformed)
+        let (read, tail): (Self, _) =
+            postcard::take_from_bytes(payload).map_err(|_| BadAnnouncement::Malformed)?;
+        // Later minor versions may append more fields: what follows the ones that are known is ignored.
+        let subscription_text = postcard::take_from_bytes(tail).map_or("", |(text, _)| text);
+        Ok(Self {
+            subscription_text,
+            ..read
+        })
     }
 
     /// The last second of validity that a payload states; 0 where there is none.
@@ -137,6 +145,11 @@ impl<'a> Announcement<'a> {
             ("name", self.name),
             ("description", self.description),
             ("endpoint", self.endpoint),
+            ("subscription", self.subscription_text),
+            (
+                "embedding model",
+                self.subscription.map_or("", |stated| stated.model),
+            ),
         ] {
             if text.len() > MAX_TEXT || text.chars().any(char::is_control) {
                 return Err(BadAnnouncement::Text(field));
@@ -162,7 +175,10 @@ impl<'a> Announcement<'a> {
             ..self
         };
         body.check()?;
-        let bytes = postcard::to_extend(&body, Vec::new()).expect("a vector takes any announcement");
+        let mut bytes = postcard::to_extend(&body, Vec::new()).expect("a vector takes any announcement");
+        if !body.subscription_text.is_empty() {
+            bytes = postcard::to_extend(body.subscription_text, bytes).expect("a vector takes any text");
+        }
         if bytes.len() > MAX_PAYLOAD {
             return Err(BadAnnouncement::TooLong(bytes.len()));
         }
@@ -185,6 +201,7 @@ impl<'a> Announcement<'a> {
             packed: &[],
             subscription: None,
             certificates: &[],
+            subscription_text: "",
         }
     }
 
@@ -214,6 +231,7 @@ mod tests {
                 scale: 0.5,
                 codes: &codes,
             }),
+            subscription_text: "books and papers",
             ..Announcement::empty()
         };
         let payload = full.encode(["read.text", "write.text"]).unwrap();
@@ -223,9 +241,43 @@ mod tests {
             ["read.text", "write.text"]
         );
         assert_eq!(
-            (back.name, back.endpoint, back.subscription),
-            (full.name, full.endpoint, full.subscription)
+            (
+                back.name,
+                back.endpoint,
+                back.subscription,
+                back.subscription_text
+            ),
+            (
+                full.name,
+                full.endpoint,
+                full.subscription,
+                full.subscription_text
+            )
         );
+    }
+
+    #[test]
+    fn fields_of_other_versions_do_no_harm() {
+        let stated = Announcement {
+            name: "reader",
+            ..Announcement::empty()
+        };
+        let earlier = stated.encode(["read.text"]).unwrap();
+        assert_eq!(Announcement::read(&earlier).unwrap().subscription_text, "");
+        let text = "books";
+        let mut later = Announcement {
+            subscription_text: text,
+            ..stated
+        }
+        .encode(["read.text"])
+        .unwrap();
+        assert_eq!(later[..earlier.len()], earlier);
+        later.extend([7, 255, 255]);
+        let back = Announcement::read(&later).unwrap();
+        assert_eq!((back.name, back.subscription_text), ("reader", text));
+        let mut torn = earlier;
+        torn.extend([200, 1, b'x']);
+        assert_eq!(Announcement::read(&torn).unwrap().subscription_text, "");
     }
 
     #[test]

@@ -84,7 +84,7 @@ fn state_name(state: State) -> &'static str {
 #[pyfunction]
 #[pyo3(signature = (
     capabilities, *, name, description, endpoint, since, proof, not_after, load, concurrency, cost, subscription,
-    certificates
+    certificates, subscription_text
 ))]
 #[expect(clippy::too_many_arguments, reason = "the fields of an announcement")]
 pub(crate) fn encode_announcement<'py>(
@@ -101,6 +101,7 @@ pub(crate) fn encode_announcement<'py>(
     cost: u16,
     subscription: Option<(String, f32, Vec<u8>)>,
     certificates: &[u8],
+    subscription_text: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let proof = if proof.is_empty() {
         Sig([[0; 32]; 2])
@@ -125,6 +126,7 @@ pub(crate) fn encode_announcement<'py>(
         packed: &[],
         subscription,
         certificates,
+        subscription_text,
     };
     let payload = stated
         .encode(capabilities.iter().map(String::as_str))
@@ -219,6 +221,7 @@ struct Fields {
     capabilities: Vec<String>,
     subscription: Option<(String, f32, Vec<u8>)>,
     certificates: Vec<u8>,
+    subscription_text: String,
 }
 
 impl Entry {
@@ -243,6 +246,7 @@ impl Entry {
                     .subscription
                     .map(|s| (s.model.to_owned(), s.scale, s.codes.to_vec())),
                 certificates: stated.certificates.to_vec(),
+                subscription_text: stated.subscription_text.to_owned(),
             },
         }
     }
@@ -261,6 +265,7 @@ impl Entry {
             capabilities,
             subscription,
             certificates,
+            subscription_text,
         } = self.payload;
         dict.set_item("agent", PyBytes::new(py, &self.id))?;
         dict.set_item("host", PyBytes::new(py, &self.host.0))?;
@@ -279,6 +284,7 @@ impl Entry {
             subscription.map(|(model, scale, codes)| (model, scale, PyBytes::new(py, &codes).unbind())),
         )?;
         dict.set_item("certificates", PyBytes::new(py, &certificates))?;
+        dict.set_item("subscription_text", subscription_text)?;
         Ok(dict)
     }
 }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pandacore.collective import Collective
     from pandacore.gossip import AgentEntry
     from pandacore.gossip import Member as HostMember
+    from pandacore.trust import KeyPair
 
 __all__ = [
     "HOST",
@@ -33,6 +34,7 @@ __all__ = [
     "agent_rows",
     "answering",
     "ask",
+    "key_in",
     "local_hosts",
     "member_rows",
     "rows",
@@ -236,3 +238,29 @@ def agent_rows(entries: list[AgentEntry]) -> list[dict[str, Any]]:
         }
         for entry in entries
     ]
+
+
+def key_in(path: Path) -> KeyPair:
+    """The key in a file, 64 hexadecimal digits; made, for its owner's eyes, if the file is not there."""
+    from pandacore.trust import KeyPair
+
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        seed = os.urandom(32)
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(seed.hex() + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot be written: {error.strerror}", where=str(path), hint="choose another place"
+            ) from error
+        return KeyPair.from_seed(seed)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path), hint="check the path") from error
+    try:
+        return KeyPair.from_seed(bytes.fromhex(text))
+    except ValueError as error:
+        raise ConfigError(
+            "is no key: it needs 64 hexadecimal digits", where=str(path), hint="name another file"
+        ) from error

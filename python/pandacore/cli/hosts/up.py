@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pandacore.collective import Collective
-    from pandacore.trust import KeyPair
 
 __all__ = ["app"]
 
@@ -44,11 +43,12 @@ class _Wanted:
     advertise: str | None = None
     key: str | None = None
     state_dir: str | None = None
+    ticket: str | None = None
     model: str | None = None
     agents: tuple[_Crew, ...] = field(default=())
 
 
-_TEXTS: Final = ("collective", "bind", "advertise", "key", "state_dir", "model")
+_TEXTS: Final = ("collective", "bind", "advertise", "key", "state_dir", "ticket", "model")
 
 
 @app.command()
@@ -70,6 +70,9 @@ def up(
     ),
     state_dir: str | None = typer.Option(
         None, "--state-dir", metavar="DIR", help="What a restarted host should know."
+    ),
+    ticket: str | None = typer.Option(
+        None, "--ticket", metavar="TICKET|FILE", help="What lets this host in; see `pandacore ticket`."
     ),
     model: str | None = typer.Option(
         None,
@@ -103,6 +106,7 @@ def up(
         "advertise": advertise,
         "key": key,
         "state_dir": state_dir,
+        "ticket": ticket,
         "model": model,
     }
     wanted = replace(
@@ -117,7 +121,7 @@ def up(
 async def _run(wanted: _Wanted, *, as_json: bool) -> Exit:
     from pandacore.agent import agents_of
     from pandacore.cli import runs
-    from pandacore.cli.hosts import answering
+    from pandacore.cli.hosts import answering, key_in
     from pandacore.collective import Collective
     from pandacore.config import load
 
@@ -134,10 +138,11 @@ async def _run(wanted: _Wanted, *, as_json: bool) -> Exit:
         joining = Collective.join(
             wanted.seeds,
             collective=wanted.collective,
-            key=None if wanted.key is None else _key(Path(wanted.key)),
+            key=None if wanted.key is None else key_in(Path(wanted.key)),
             bind=wanted.bind,
             advertise=wanted.advertise,
             state_dir=wanted.state_dir,
+            ticket=None if wanted.ticket is None else _ticket(wanted.ticket),
             model=client,
         )
         entering = asyncio.ensure_future(joining.__aenter__())
@@ -160,6 +165,16 @@ async def _run(wanted: _Wanted, *, as_json: bool) -> Exit:
         if not as_json:
             note("leaving")
     return Exit.OK
+
+
+def _ticket(text: str) -> str:
+    """A ticket, which may stand in a file."""
+    if text.startswith("pandacore-ticket-"):
+        return text
+    try:
+        return Path(text).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=text, hint="check the path") from error
 
 
 def _show(collective: Collective, crews: list[tuple[_Crew, list[object]]], *, as_json: bool) -> None:
@@ -242,31 +257,3 @@ def _known(table: Mapping[str, Any], names: tuple[str, ...], where: str) -> None
                 where=where,
                 hint=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}",
             )
-
-
-def _key(path: Path) -> KeyPair:
-    """The key in a file, 64 hexadecimal digits; made, for its owner's eyes, if the file is not there."""
-    import os
-
-    from pandacore.trust import KeyPair
-
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        seed = os.urandom(32)
-        try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(seed.hex() + "\n")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot be written: {error.strerror}", where=str(path), hint="choose another place"
-            ) from error
-        return KeyPair.from_seed(seed)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path), hint="check the path") from error
-    try:
-        return KeyPair.from_seed(bytes.fromhex(text))
-    except ValueError as error:
-        raise ConfigError(
-            "is no key: it needs 64 hexadecimal digits", where=str(path), hint="name another file"
-        ) from error
