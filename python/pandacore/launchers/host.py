@@ -65,7 +65,7 @@ async def _open(spec: dict[str, Any]) -> AsyncIterator[Node]:
             bind=spec["bind"],
             seeds=spec["seeds"],
             state_dir=spec["state_dir"],
-            admission=ticket and ticket.admission,
+            admission=None if ticket is None else ticket.admission,
             ticket=ticket,
         )
         async with node:

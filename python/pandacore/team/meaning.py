@@ -163,9 +163,13 @@ class Meaning:
         texts: dict[int, str] = {}
         for row, (number, text) in enumerate(part.items()):
             entry = self._entries.get(number)
-            codes = b"" if entry is None or entry.vector is None else entry.vector.codes
-            if codes and entry.vector.model == self._embedder.model_id and len(codes) == vectors.shape[1]:
-                vectors[row] = np.frombuffer(codes, np.int8)  # a cosine does not ask for the scale
+            stated = None if entry is None else entry.vector
+            if (
+                stated is not None
+                and stated.model == self._embedder.model_id
+                and len(stated.codes) == self._embedder.dimension
+            ):
+                vectors[row] = np.frombuffer(stated.codes, np.int8)  # a cosine does not ask for the scale
             else:
                 texts[row] = text
         if texts:
