@@ -26,7 +26,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("pandacore.cli.demo", "Answer the built-in questions with a team of agents."),
     "solve": ("pandacore.cli.solve", "Answer a question from your own documents."),
     "up": ("pandacore.cli.hosts.up", "Run a host with agents until Ctrl-C."),
-    "ticket": ("pandacore.cli.hosts.ticket", "Let a host into a closed collective."),
+    "ticket": ("pandacore.cli.hosts.ticket", "Let hosts into a closed collective."),
     "agents": ("pandacore.cli.hosts.agents", "List the agents of a collective."),
     "members": ("pandacore.cli.hosts.members", "List the hosts of a collective."),
     "leave": ("pandacore.cli.hosts.leave", "Let a host of yours say goodbye and end."),

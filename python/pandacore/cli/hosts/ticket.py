@@ -27,9 +27,9 @@ def ticket(
     days: float = typer.Option(30.0, "--days", min=0.001, max=36_500, help="How long it holds."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
 ) -> None:
-    """Let hosts into a closed collective: print a ticket for each.
+    """Let hosts into a closed collective.
 
-    A host started with a ticket lets only hosts in that have one of the same admission key. Whoever holds
+    Prints a ticket for each. A host started with a ticket lets only hosts in that have one of the same admission key. Whoever holds
     that key decides who comes in; keep it off the hosts.
     """
     from pandacore.cli.hosts import key_in
