@@ -29,8 +29,8 @@ def ticket(
 ) -> None:
     """Let hosts into a closed collective.
 
-    Prints a ticket for each. A host started with a ticket lets only hosts in that have one of the same admission key. Whoever holds
-    that key decides who comes in; keep it off the hosts.
+    Prints a ticket for each. A host started with a ticket lets only hosts in that have one of the same
+    admission key. Whoever holds that key decides who comes in; keep it off the hosts.
     """
     from pandacore.cli.hosts import key_in
     from pandacore.cli.output import json_line, say
