@@ -33,13 +33,13 @@ def run(bench: Bench) -> None:
     for agents in bench.sizes(default=(10_000, 100_000, 1_000_000), quick=(10_000,)):
         world = World.make(agents, bench.rng(agents))
         registry = _load(bench, world)
-        _memory(bench, registry)
+        _memory(bench, world, registry)
         _updates(bench, world, registry)
         _under_updates(bench, world, registry)
         _snapshot(bench, registry)
 
 
-def _memory(bench: Bench, registry: Registry) -> None:
+def _memory(bench: Bench, world: World, registry: Registry) -> None:
     """Bytes an agent of lines, pools, versions and the id table; signatures and the ids themselves beside."""
     agents = len(registry)
     parts = {part: size / agents for part, size in registry.memory().items()}
@@ -53,8 +53,16 @@ def _memory(bench: Bench, registry: Registry) -> None:
         agents=agents,
         with_signatures=index + parts["signatures"],
         with_signatures_and_ids=index + parts["signatures"] + ids,
+        grown_with_signatures=_grown(bench, world) / agents - ids,
         **shown,
     )
+
+
+def _grown(bench: Bench, world: World) -> int:
+    """Bytes of a registry whose agents came a few at a time, as gossip brings them."""
+    registry = Registry(seed=bench.seed)
+    world.load_into(registry, world.handles(registry), at_a_time=512)
+    return sum(registry.memory().values())
 
 
 def _snapshot(bench: Bench, registry: Registry) -> None:

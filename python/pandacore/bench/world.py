@@ -127,16 +127,21 @@ class World:
         """The name of a capability number."""
         return f"skill{number}"  # without a dot: parents would be further capabilities
 
-    def load_into(self, registry: Registry, handles: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Announce all agents at once and return their slots."""
-        return registry.announce_many(
-            self.ids,
-            self.offsets,
-            handles[self.capabilities],
-            loads=self.loads,
-            alive=self.alive,
-            trusted=self.trusted,
-        )
+    def load_into(
+        self, registry: Registry, handles: NDArray[np.uint32], *, at_a_time: int | None = None
+    ) -> None:
+        """Announce all agents: at once, or so many at a time."""
+        for first in range(0, self.agents, at_a_time or self.agents):
+            rows = slice(first, first + (at_a_time or self.agents))
+            offsets = self.offsets[first : rows.stop + 1]
+            registry.announce_many(
+                self.ids[rows],
+                offsets - offsets[0],
+                handles[self.capabilities[offsets[0] : offsets[-1]]],
+                loads=self.loads[rows],
+                alive=self.alive[rows],
+                trusted=self.trusted[rows],
+            )
 
 
 def _repeated(rows: NDArray[np.uint32]) -> NDArray[np.bool_]:

@@ -311,7 +311,7 @@ impl Work<'_> {
                 continue;
             }
             let (live, len) = (self.pool(c as u32).live(), self.pool(c as u32).len());
-            self.reserve_entries(c as u32, len + added, true);
+            self.reserve_entries(c as u32, len + added);
             plan.first_ready = live;
             // Entries that may not be chosen make way to the end.
             let border = (live + plan.ready).max(len);

@@ -30,6 +30,7 @@ mod error;
 mod exact;
 mod hint;
 mod index;
+mod pages;
 pub mod probing;
 mod quick;
 mod rcu;

@@ -3,9 +3,12 @@
 //! A reader enters a section ([`Domain::enter`]) before it loads a pointer and holds the [`Guard`] as long as it
 //! uses what it loaded. The writer swaps the pointer first and frees the old array only after it has seen every
 //! reader counter at zero since the swap. Entering is two uncontended atomic additions and never waits.
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::Layout;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use crate::hint::{HUGE_PAGE, huge_pages};
+use crate::pages;
 
 const STRIPES: usize = 16;
 
@@ -77,6 +80,9 @@ struct Piece {
 // SAFETY: plain bytes that only their list will touch again, to hand them out or to free them.
 unsafe impl Send for Piece {}
 
+/// Size classes below a huge page.
+const CLASSES: usize = 128;
+
 /// The size class of a piece of so many units, and its size: eight classes for each doubling.
 fn class(units: usize) -> (usize, usize) {
     if units <= 8 {
@@ -85,6 +91,12 @@ fn class(units: usize) -> (usize, usize) {
     let shift = units.ilog2() as usize - 3;
     let steps = units.div_ceil(1 << shift);
     (8 * shift + steps, steps << shift)
+}
+
+/// The most units not above `units` that fill a class.
+fn whole(units: usize) -> usize {
+    let shift = (units.ilog2() as usize).saturating_sub(3);
+    units >> shift << shift
 }
 
 /// Where arrays get their memory. Those below a huge page are cut from large chunks, because a registry has ten
@@ -97,26 +109,30 @@ struct Arena {
     rest: (usize, usize),
     /// Pieces that came back, by class.
     free: Vec<Vec<Piece>>,
+    /// The classes that have some, one bit each.
+    filled: u128,
+    /// Bytes of them.
+    idle: usize,
 }
 
 impl Arena {
-    fn allocate(&mut self, layout: Layout) -> *mut u8 {
-        if layout.size() >= crate::hint::HUGE_PAGE {
-            return Self::fresh(layout);
+    /// Memory for an array, and whether it is zero.
+    fn allocate(&mut self, layout: Layout) -> (*mut u8, bool) {
+        if layout.size() >= HUGE_PAGE {
+            return (Self::fresh(layout), true);
         }
         let (class, units) = class(layout.size().div_ceil(UNIT));
-        if let Some(piece) = self.free.get_mut(class).and_then(Vec::pop) {
-            return piece.memory;
-        }
         let bytes = units * UNIT;
+        if let Some(piece) = self.reuse(class) {
+            let left = piece.layout.size() - bytes;
+            // SAFETY: the rest of a piece that is larger than wanted.
+            self.keep(unsafe { piece.memory.add(bytes) }, left / UNIT);
+            return (piece.memory, false);
+        }
         if self.rest.1 - self.rest.0 < bytes {
             self.keep_rest();
             let size = self.bytes.clamp(FIRST_CHUNK, LARGEST_CHUNK).max(bytes);
-            let align = if size < crate::hint::HUGE_PAGE {
-                UNIT
-            } else {
-                crate::hint::HUGE_PAGE
-            };
+            let align = if size < HUGE_PAGE { UNIT } else { HUGE_PAGE };
             let layout = Layout::from_size_align(size, align).expect("a power of two, far below the limit");
             let memory = Self::fresh(layout);
             self.chunks.push(Piece { memory, layout });
@@ -127,47 +143,73 @@ impl Arena {
         self.rest.0 += bytes;
         let chunk = self.chunks.last().expect("made above");
         // SAFETY: `at + bytes` is within the chunk.
-        unsafe { chunk.memory.add(at) }
+        (unsafe { chunk.memory.add(at) }, false)
     }
 
-    /// Files the rest of the last chunk under the largest class it can serve.
+    /// A free piece of this class, or of the next larger one that has any: as pools grow together, what the large ones
+    /// leave behind serves the many small ones.
+    fn reuse(&mut self, class: usize) -> Option<Piece> {
+        let larger = self.filled >> class;
+        if larger == 0 {
+            return None;
+        }
+        let class = class + larger.trailing_zeros() as usize;
+        let piece = self.free[class].pop()?;
+        if self.free[class].is_empty() {
+            self.filled &= !(1 << class);
+        }
+        self.idle -= piece.layout.size();
+        Some(piece)
+    }
+
+    /// Files what is left of the last chunk.
     fn keep_rest(&mut self) {
         let (from, to) = self.rest;
-        let units = (to - from) / UNIT;
-        let Some(chunk) = self.chunks.last().filter(|_| units > 0) else {
-            return;
-        };
-        let shift = (units.ilog2() as usize).saturating_sub(3);
-        let size = (units >> shift << shift) * UNIT;
-        let layout = Layout::from_size_align(size, UNIT).expect("a power of two, far below the limit");
-        // SAFETY: `from` is within the chunk.
-        let memory = unsafe { chunk.memory.add(from) };
-        self.free(Piece { memory, layout });
+        if let Some(chunk) = self.chunks.last() {
+            // SAFETY: `from` is within the chunk, or at its end.
+            let memory = unsafe { chunk.memory.add(from) };
+            self.keep(memory, (to - from) / UNIT);
+        }
+    }
+
+    /// Files so many units of memory, in pieces that fill their classes.
+    fn keep(&mut self, mut memory: *mut u8, mut units: usize) {
+        while units > 0 {
+            let part = whole(units.min(HUGE_PAGE / UNIT - 1));
+            let layout =
+                Layout::from_size_align(part * UNIT, UNIT).expect("a power of two, below a huge page");
+            self.free(Piece { memory, layout });
+            // SAFETY: within the memory to be filed, or at its end.
+            memory = unsafe { memory.add(part * UNIT) };
+            units -= part;
+        }
     }
 
     fn fresh(layout: Layout) -> *mut u8 {
-        // SAFETY: no layout here is empty: arrays have at least one element, and no element type is zero-sized.
-        let memory = unsafe { alloc(layout) };
-        if memory.is_null() {
-            handle_alloc_error(layout);
-        }
+        let memory = pages::zeroed(layout);
         // Before the first touch: the kernel decides on the page size when it maps the page.
-        crate::hint::huge_pages(memory, layout.size());
+        huge_pages(memory, layout.size());
         memory
     }
 
     /// Takes memory back that nobody reads any more.
     fn free(&mut self, piece: Piece) {
-        if piece.layout.size() >= crate::hint::HUGE_PAGE {
+        if piece.layout.size() >= HUGE_PAGE {
             // SAFETY: `memory` came from `fresh` with this layout and is freed once, here.
-            unsafe { dealloc(piece.memory, piece.layout) };
+            unsafe { pages::free(piece.memory, piece.layout) };
             return;
         }
-        let (class, _) = class(piece.layout.size().div_ceil(UNIT));
-        if self.free.len() <= class {
-            self.free.resize_with(class + 1, Vec::new);
+        let (class, units) = class(piece.layout.size().div_ceil(UNIT));
+        let layout = Layout::from_size_align(units * UNIT, UNIT).expect("a power of two, below a huge page");
+        if self.free.is_empty() {
+            self.free.resize_with(CLASSES, Vec::new);
         }
-        self.free[class].push(piece);
+        self.free[class].push(Piece {
+            memory: piece.memory,
+            layout,
+        });
+        self.filled |= 1 << class;
+        self.idle += layout.size();
     }
 }
 
@@ -175,7 +217,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         for chunk in self.chunks.drain(..) {
             // SAFETY: `memory` came from `fresh` with this layout and is freed once, here.
-            unsafe { dealloc(chunk.memory, chunk.layout) };
+            unsafe { pages::free(chunk.memory, chunk.layout) };
         }
     }
 }
@@ -201,6 +243,12 @@ impl Drop for Garbage {
 }
 
 impl Garbage {
+    /// Bytes that no array uses now: kept for later ones, or waiting for readers to leave.
+    pub(crate) fn idle(&self) -> usize {
+        let waiting = self.old.iter().chain(&self.new).map(|piece| piece.layout.size());
+        self.arena.idle + waiting.sum::<usize>()
+    }
+
     /// Frees what no reader can hold any more; never waits. Called by the writer only.
     pub(crate) fn collect(&mut self, domain: &Domain) {
         if self.old.is_empty() {
@@ -317,11 +365,14 @@ impl<T: Element> RcuArray<T> {
         }
         let capacity = rounded::<T>(capacity);
         let layout = layout_of::<T>(capacity);
-        let memory = garbage.arena.allocate(layout).cast::<T>();
-        let kept = old_capacity as usize * size_of::<T>();
-        // SAFETY: the range is the new piece's part behind what is copied below; all-zero bytes are a valid `T`
-        // (`Element`).
-        unsafe { memory.cast::<u8>().add(kept).write_bytes(0, layout.size() - kept) };
+        let (memory, zero) = garbage.arena.allocate(layout);
+        let memory = memory.cast::<T>();
+        if !zero {
+            let kept = old_capacity as usize * size_of::<T>();
+            // SAFETY: the range is the new piece's part behind what is copied below; all-zero bytes are a valid `T`
+            // (`Element`).
+            unsafe { memory.cast::<u8>().add(kept).write_bytes(0, layout.size() - kept) };
+        }
         let old = self.start.load(Ordering::Relaxed);
         for at in 0..old_capacity as usize {
             // SAFETY: `at` is inside both arrays; the new one is not shared yet.
@@ -341,7 +392,7 @@ impl<T: Element> RcuArray<T> {
 /// The number of elements that fill the piece in which so many fit.
 fn rounded<T>(capacity: u32) -> u32 {
     let bytes = layout_of::<T>(capacity).size();
-    if bytes >= crate::hint::HUGE_PAGE {
+    if bytes >= HUGE_PAGE {
         return capacity;
     }
     let (_, units) = class(bytes.div_ceil(UNIT));
@@ -350,8 +401,8 @@ fn rounded<T>(capacity: u32) -> u32 {
 
 fn layout_of<T>(capacity: u32) -> Layout {
     let layout = Layout::array::<T>(capacity as usize).expect("2^32 elements of 64 bytes fit");
-    if layout.size() >= crate::hint::HUGE_PAGE {
-        layout.align_to(crate::hint::HUGE_PAGE).expect("a power of two")
+    if layout.size() >= HUGE_PAGE {
+        layout.align_to(HUGE_PAGE).expect("a power of two")
     } else {
         layout
     }
@@ -369,14 +420,19 @@ impl<T> Drop for RcuArray<T> {
         // of `grow`; the others belong to the arena, which outlives them.
         unsafe {
             std::ptr::drop_in_place(std::ptr::slice_from_raw_parts_mut(start, capacity as usize));
-            if layout.size() >= crate::hint::HUGE_PAGE {
-                dealloc(start.cast::<u8>(), layout);
+            if layout.size() >= HUGE_PAGE {
+                pages::free(start.cast::<u8>(), layout);
             }
         }
     }
 }
 
-/// Adding to a capacity in steps of a quarter keeps both the copying and the spare room small.
-pub(crate) fn next_capacity(needed: u32) -> u32 {
-    needed.saturating_add(needed / 4).max(1)
+/// The room for `needed` elements of an array that has room for `have`: growth one by one adds a quarter, which keeps
+/// both the copying and the spare room small; a large step gets just what it asks for.
+pub(crate) fn next_capacity(needed: u32, have: u32) -> u32 {
+    if needed > have.saturating_add(have / 4) {
+        needed
+    } else {
+        needed.saturating_add(needed / 4)
+    }
 }

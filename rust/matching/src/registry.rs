@@ -107,6 +107,8 @@ pub struct Memory {
     pub ids: usize,
     /// Id lookup table.
     pub index: usize,
+    /// Left behind by arrays that have grown, for others to come.
+    pub spare: usize,
 }
 
 #[derive(Debug)]
@@ -500,6 +502,7 @@ impl Registry {
             signatures: 0,
             ids: store.ids.capacity() as usize * (32 + 8 + 4),
             index: work.writer.index.bytes(),
+            spare: work.writer.garbage.idle(),
         };
         for pool in work.pools() {
             memory.pools += pool.blocks().capacity() as usize * 64;
@@ -650,10 +653,11 @@ impl Work<'_> {
     pub(crate) fn publish_vocabulary(&mut self) {
         let known = self.writer.vocabulary.len() as u32;
         let store = self.store;
-        if known > store.pools.capacity() {
+        let have = store.pools.capacity();
+        if known > have {
             store
                 .pools
-                .grow(next_capacity(known.max(16)), &mut self.writer.garbage);
+                .grow(next_capacity(known.max(16), have), &mut self.writer.garbage);
         }
         store.known.store(known, Ordering::Release);
         self.writer.garbage.collect(&store.domain);
@@ -894,12 +898,7 @@ impl Work<'_> {
         if needed <= have {
             return;
         }
-        // A large batch gets what it asks for; growth one by one adds a quarter.
-        let capacity = if have == 0 || more > have / 4 {
-            needed.max(64)
-        } else {
-            next_capacity(needed)
-        };
+        let capacity = next_capacity(needed.max(64), have);
         let (store, garbage) = (self.store, &mut self.writer.garbage);
         store.lines.grow(capacity, garbage);
         let capacity = store.lines.capacity();
@@ -912,23 +911,21 @@ impl Work<'_> {
     fn make_room(&mut self, held: &[u32]) {
         for &capability in held {
             let len = self.pool(capability).len();
-            self.reserve_entries(capability, len + 1, false);
+            self.reserve_entries(capability, len + 1);
         }
     }
 
-    pub(crate) fn reserve_entries(&mut self, capability: u32, entries: u32, exact: bool) {
+    /// Makes room for so many entries in a pool: just as many if that is much more than it has.
+    pub(crate) fn reserve_entries(&mut self, capability: u32, entries: u32) {
         let store = self.store;
         // SAFETY: the lock is held, and `pools` is not grown while the reference lives.
         let pool = &unsafe { store.pools.owned() }[capability as usize];
         let needed = entries.div_ceil(LANES);
-        if needed <= pool.blocks().capacity() {
+        let have = pool.blocks().capacity();
+        if needed <= have {
             return;
         }
-        let blocks = if exact || needed < 4 {
-            needed
-        } else {
-            next_capacity(needed)
-        };
+        let blocks = next_capacity(needed, have);
         pool.blocks().grow(blocks, &mut self.writer.garbage);
         if self.config.signatures {
             pool.signatures().grow(blocks * LANES, &mut self.writer.garbage);
@@ -952,20 +949,20 @@ impl Work<'_> {
         } else {
             let base = self.writer.extra_used;
             self.writer.extra_used += 1 << class;
-            let needed = self.writer.extra_used;
-            if needed > self.store.extra.capacity() {
-                self.store
-                    .extra
-                    .grow(next_capacity(needed.max(64)), &mut self.writer.garbage);
-            }
+            self.reserve_extra(0);
             base
         };
         self.line(slot).set_overflow(base);
     }
 
+    /// Makes room for so many more overflow words than are used.
     pub(crate) fn reserve_extra(&mut self, words: u32) {
         let needed = self.writer.extra_used + words;
-        self.store.extra.grow(needed, &mut self.writer.garbage);
+        let have = self.store.extra.capacity();
+        if needed > have {
+            let capacity = next_capacity(needed.max(64), have);
+            self.store.extra.grow(capacity, &mut self.writer.garbage);
+        }
     }
 
     /// Signature of a slot: the bits of all its capabilities.

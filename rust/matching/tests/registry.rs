@@ -518,6 +518,68 @@ fn damaged_snapshots_are_refused() {
 
 /// Readers on some threads, writers of every kind on others: no team ever has an agent that lacks the capability
 /// for good, and when all is quiet the registry equals a serial one.
+/// A registry of agents that arrive in batches of `size`, with few common and many rare capabilities.
+fn grown(agents: usize, size: usize) -> Registry {
+    let registry = Registry::new(Config::default());
+    let kinds = 2_000u32;
+    for c in 0..kinds {
+        registry.intern(&format!("c{c}")).expect("a valid name");
+    }
+    let mut rng = Rng::new(11);
+    let ids: Vec<[u8; 32]> = (0..agents).map(id).collect();
+    for part in ids.chunks(size) {
+        let mut offsets = vec![0i64];
+        let mut capabilities = Vec::new();
+        for _ in part {
+            let first = capabilities.len();
+            for _ in 0..=rng.below(8) {
+                // Low handles are drawn far more often.
+                let held = (f64::from(kinds).powf(rng.unit()) - 1.0) as u32;
+                if !capabilities[first..].contains(&held) {
+                    capabilities.push(held);
+                }
+            }
+            offsets.push(capabilities.len() as i64);
+        }
+        if let ([id], held) = (part, &capabilities) {
+            let announcement = Announcement {
+                id: *id,
+                capabilities: held,
+                version: None,
+                domain: 0,
+                attributes: Attributes::default(),
+            };
+            registry.announce(&announcement).expect("valid");
+            continue;
+        }
+        let batch = Batch {
+            ids: part,
+            offsets: &offsets,
+            capabilities: &capabilities,
+            ..Batch::default()
+        };
+        registry.announce_many(&batch).expect("valid");
+    }
+    registry
+}
+
+#[test]
+fn agents_that_come_one_by_one_take_little_more_memory_than_all_at_once() {
+    const AGENTS: usize = 100_000;
+    let bytes = |registry: &Registry| {
+        let m = registry.memory();
+        m.lines + m.pools + m.signatures + m.ids + m.index + m.spare
+    };
+    let bulk = bytes(&grown(AGENTS, AGENTS));
+    for size in [1, 512] {
+        let slow = bytes(&grown(AGENTS, size));
+        assert!(
+            slow * 2 < bulk * 3,
+            "in batches of {size}: {slow} bytes, {bulk} at once"
+        );
+    }
+}
+
 #[test]
 fn readers_and_writers_at_once() {
     let registry = Registry::new(Config::default());

@@ -705,6 +705,7 @@ impl PyRegistry {
         dict.set_item("signatures", memory.signatures)?;
         dict.set_item("ids", memory.ids)?;
         dict.set_item("index", memory.index)?;
+        dict.set_item("spare", memory.spare)?;
         Ok(dict)
     }
 }

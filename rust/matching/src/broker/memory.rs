@@ -3,10 +3,11 @@
 //!
 //! The place of a cell never changes once its chunk exists. [`AtomicSlab`] holds atomics that anyone may read and
 //! write. [`ByteSlab`] holds plain bytes; who may touch them is the contract of its two unsafe functions.
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::Layout;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::hint::{HUGE_PAGE, huge_pages};
+use crate::pages::{free, zeroed};
 
 /// Slots an index can have.
 pub(super) const MAX_SLOTS: usize = 1 << 24;
@@ -83,67 +84,6 @@ impl Drop for Chunks {
             }
         }
     }
-}
-
-/// Zero bytes that take no room before they are touched, so that they can still get huge pages.
-fn zeroed(layout: Layout) -> *mut u8 {
-    #[cfg(target_os = "linux")]
-    if layout.align() >= HUGE_PAGE {
-        let room = layout.size() + layout.align();
-        // SAFETY: a new private mapping; the parts before and behind the aligned range are given back.
-        unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            let start = libc::mmap(
-                std::ptr::null_mut(),
-                room,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                -1,
-                0,
-            );
-            if start == libc::MAP_FAILED {
-                handle_alloc_error(layout);
-            }
-            let start = start.cast::<u8>();
-            let before = start.align_offset(layout.align());
-            let size = mapped(layout);
-            if before > 0 {
-                libc::munmap(start.cast(), before);
-            }
-            if room > before + size {
-                libc::munmap(start.add(before + size).cast(), room - before - size);
-            }
-            return start.add(before);
-        }
-    }
-    // SAFETY: the layout is not empty.
-    let memory = unsafe { alloc_zeroed(layout) };
-    if memory.is_null() {
-        handle_alloc_error(layout);
-    }
-    memory
-}
-
-/// Bytes of a mapping: whole pages.
-#[cfg(target_os = "linux")]
-fn mapped(layout: Layout) -> usize {
-    layout
-        .size()
-        .next_multiple_of(65_536)
-        .min(layout.size() + layout.align())
-}
-
-/// # Safety
-/// `memory` came from [`zeroed`] with this layout and is not used any more.
-unsafe fn free(memory: *mut u8, layout: Layout) {
-    #[cfg(target_os = "linux")]
-    if layout.align() >= HUGE_PAGE {
-        // SAFETY: the range was mapped by `zeroed`.
-        unsafe { libc::munmap(memory.cast(), mapped(layout)) };
-        return;
-    }
-    // SAFETY: it came from `alloc_zeroed` with this layout.
-    unsafe { dealloc(memory, layout) }
 }
 
 /// An atomic whose all-zero bytes are a valid value.
