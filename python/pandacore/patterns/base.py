@@ -670,6 +670,8 @@ class Machine(ABC):
         for key in path[:-1]:
             at = at.setdefault(key, {})
         at[path[-1]] = value
+        if not self.logged:
+            return
         # A patch sets in this order, then drops: what this value covers must not undo it.
         self._sets.pop(path, None)
         self._sets[path] = value
@@ -684,6 +686,8 @@ class Machine(ABC):
             at = at.get(key, {})
         if path[-1] in at:
             del at[path[-1]]
+            if not self.logged:
+                return
             for covered in [s for s in self._sets if s[: len(path)] == path]:
                 del self._sets[covered]
             self._drops[path] = None

@@ -196,7 +196,7 @@ class Assembler:
     async def _invite(
         self, choice: list[tuple[bytes, str, int]], run_id: str
     ) -> tuple[dict[bytes, Refusal], dict[bytes, Load]]:
-        """Invite all; answers why some did not accept, and the loads before. Cancelled, no place is left."""
+        """Invite all; answers why some did not accept, and the others' loads. Cancelled, no place is left."""
         asked: list[tuple[bytes, asyncio.Future[agent_pb2.InviteReply]]] = []
         refused: dict[bytes, Refusal] = {}
         loads: dict[bytes, Load] = {}
@@ -222,7 +222,7 @@ class Assembler:
                 if not accepted:
                     refused[agent_id] = Refusal(reason or "declined", False)
                 elif agent_id not in loads:
-                    loads[agent_id] = load.before_invitation()
+                    loads[agent_id] = load
         except asyncio.CancelledError:
             for _, reply in asked:
                 reply.cancel()
@@ -286,8 +286,10 @@ class Assembler:
         capability, load = choice
         probed = loads.get(entry.agent_id)
         vetting = self._directory.vetting
-        wait_s = probed.expected_wait_s if probed else 0.0
-        state = "idle" if probed and probed.total == 0 else f"load {probed.total if probed else load}"
+        # What an invited agent told counts the place that it holds for the invitation.
+        before = load if probed is None else probed.total - 1
+        wait_s = 0.0 if probed is None else probed.wait_s(behind=before)
+        state = f"load {before}" if before or probed is None else "idle"
         why = (
             f"holds {capability!r}, {state}, least loaded of {holders}"
             if holders > 1

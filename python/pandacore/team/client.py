@@ -63,20 +63,12 @@ class Load:
     @property
     def expected_wait_s(self) -> float:
         """Seconds until one more subtask would begin, by the agent's own smoothed service time."""
-        ahead = max(self.total - self.concurrency + 1, 0)
-        return ahead * self.service_s / max(self.concurrency, 1)
+        return self.wait_s(behind=self.total)
 
-    def before_invitation(self) -> Load:
-        """The load without the place that the reply to an invitation counts."""
-        return Load(
-            self.queued,
-            self.running,
-            self.reserved - 1,
-            self.concurrency,
-            self.queue_limit,
-            self.service_s,
-            self.accepting,
-        )
+    def wait_s(self, *, behind: int) -> float:
+        """Seconds until a subtask would begin that has so many before it."""
+        ahead = max(behind - self.concurrency + 1, 0)
+        return ahead * self.service_s / max(self.concurrency, 1)
 
 
 @dataclass(frozen=True, slots=True)

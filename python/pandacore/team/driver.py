@@ -968,9 +968,9 @@ class Run(Engine):
     async def _assign(self, request: agent_pb2.AssignRequest, agent_id: bytes) -> tuple[Any, Usage]:
         directory = self._services.directory
         try:
-            if agent_id in directory and not directory.usable(agent_id):
-                raise errors.UnknownAgent("the agent is no longer accepted", hint="another one is chosen")
             client = directory.client(agent_id)
+            if not directory.usable(agent_id):
+                raise errors.UnknownAgent("the agent is no longer accepted", hint="another one is chosen")
         except errors.UnknownAgent as error:
             lost = errors.ConnectionLost(
                 error.message, where=f"subtask {request.subtask_id!r}", hint=error.hint
