@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pandacore.patterns import Checkpoint, Machine, Received, SetTimer, Start, TimerFired, fold
+from pandacore.patterns.base import joined
 from pandacore.testing import SimFailure, SimNetwork, SimReport, explore
 
 
@@ -124,3 +125,16 @@ def test_a_value_that_covers_a_dropped_one_keeps_it() -> None:
             assert isinstance(action, Checkpoint)
             stored = fold(stored, action)
         assert stored == machine.snapshot() == {"a": {"b": 2}}
+
+
+def test_two_patches_in_a_row_join_to_what_both_make() -> None:
+    def first() -> Checkpoint:
+        return Checkpoint({"set": [[["a"], {"x": 1}], [["b"], 2]], "drop": []}, full=False)
+
+    second = Checkpoint({"set": [[["a", "y"], 3]], "drop": [["b"]]}, full=False)
+    both = joined(first(), second)
+    assert both is not None
+    wanted = {"c": 0, "a": {"x": 1, "y": 3}}
+    assert fold({"c": 0}, both) == wanted == fold(fold({"c": 0}, first()), second)
+    assert joined(second, first()) is None  # what is dropped first and set again would be lost
+    assert joined(Checkpoint({"a": 1}), second) is None

@@ -63,6 +63,7 @@ __all__ = [
     "error_from_json",
     "error_to_json",
     "fold",
+    "joined",
     "short_hash",
     "subtask_digests",
 ]
@@ -560,6 +561,18 @@ def fold(state: dict[str, Any] | None, checkpoint: Checkpoint) -> dict[str, Any]
             at = at.get(key, {})
         at.pop(path[-1], None)
     return state
+
+
+def joined(first: Checkpoint, second: Checkpoint) -> Checkpoint | None:
+    """One patch for two in a row; None if the first removes something, or one of them is whole.
+
+    It may be serialised after both: what the second changed below a value of the first, it sets anyway.
+    """
+    if first.full or second.full or first.state["drop"]:
+        return None
+    return Checkpoint(
+        {"set": [*first.state["set"], *second.state["set"]], "drop": second.state["drop"]}, full=False
+    )
 
 
 class Machine(ABC):

@@ -188,18 +188,21 @@ class Engine(ABC):
                 self._wake = None
             asked: list[list[base.Action]] = []
             effects = False
+            last: base.Checkpoint | None = None  # not stored yet, in case that the next one joins it
             while inbox:
                 actions = machine.handle(inbox.popleft())
                 if not actions:
                     continue
                 asked.append(actions)
                 if type(actions[0]) is base.Checkpoint:
-                    self._begin_store(actions[0])
+                    last = self._begin_store(actions[0], after=last)
                     effects = effects or len(actions) > 1
                 else:
                     effects = True
                 if machine.done:
                     break
+            if last is not None:
+                self._put(last)
             if effects and self._stored:
                 stored, self._stored = self._stored, []
                 for written in stored:
@@ -208,7 +211,21 @@ class Engine(ABC):
                 finish = self._carry_out(actions) or finish
         return finish
 
-    def _begin_store(self, checkpoint: base.Checkpoint) -> None:
+    def _begin_store(
+        self, checkpoint: base.Checkpoint, *, after: base.Checkpoint | None
+    ) -> base.Checkpoint | None:
+        """Store a checkpoint, joined with the one before it; or answer it, if the next one may join it."""
+        if after is not None:
+            both = base.joined(after, checkpoint)
+            if both is None:
+                self._put(after)
+            checkpoint = both or checkpoint
+        if checkpoint.full or checkpoint.state["drop"]:
+            self._put(checkpoint)
+            return None
+        return checkpoint
+
+    def _put(self, checkpoint: base.Checkpoint) -> None:
         written = self._store(checkpoint)
         if written is not None:
             self._stored.append(written)
@@ -221,7 +238,7 @@ class Engine(ABC):
             match action:
                 case base.Checkpoint():
                     if index:  # the first is stored already
-                        self._begin_store(action)
+                        self._put(action)
                 case base.Execute(subtask_id, attempt, agent=agent):
                     if self._by_messages and agent != self.me:
                         self._order(action)
