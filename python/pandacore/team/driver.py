@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
@@ -150,7 +151,7 @@ class Run(Engine):
         self._services = services
         self._planner = planner
         self._past = past
-        self._began = self._loop.time()
+        self._began = monotonic()
         self._ledger = TokenLedger(budget.tokens, name="Budget.tokens")
         self._usage = past.usage if past else Usage()
         self._ledger.reserve(0).settle(self._usage.total_tokens)
@@ -525,7 +526,7 @@ class Run(Engine):
     def _remaining_s(self) -> float | None:
         if self._budget.wall_s is None:
             return None
-        return max(self._began + self._budget.wall_s - self._loop.time(), 0.0)
+        return max(self._began + self._budget.wall_s - monotonic(), 0.0)
 
     async def _log(self, kind: Kind, body: Callable[[], Any]) -> None:
         if self._services.journal is not None:
@@ -1034,7 +1035,7 @@ class Run(Engine):
 
     def _emit(self, kind: Callable[..., Event], /, **fields: Any) -> None:
         self._events.append(
-            kind(seq=len(self._events) + 1, ts=self._loop.time() - self._began, run_id=self.id, **fields)
+            kind(seq=len(self._events) + 1, ts=monotonic() - self._began, run_id=self.id, **fields)
         )
         for waiter in self._waiters:
             if not waiter.done():
@@ -1070,7 +1071,7 @@ class Run(Engine):
             self._emit(SubtaskProgress, subtask_id=subtask_id, agent=agent, text=text)
 
     def _mark(self, phase: str) -> None:
-        self._marks[phase] = self._loop.time() - self._began
+        self._marks[phase] = monotonic() - self._began
 
     async def _end(self, status: Status, value: Any) -> None:
         assigned = dict(self._assigned)
@@ -1086,7 +1087,7 @@ class Run(Engine):
             await self._confirm_stops(assigned)
         with contextlib.suppress(Exception):
             await self._services.assembler.disband(self._team, self.id, self._taken, within_s=CANCEL_S)
-        wall_s = self._loop.time() - self._began
+        wall_s = monotonic() - self._began
         planned = self._marks.get("plan", wall_s)
         assembled = self._marks.get("assemble", wall_s)
         timings = Timings(planned, assembled - planned, wall_s - assembled, wall_s)

@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import grpc
@@ -117,7 +118,7 @@ class Job:
         self.thread = threading.get_ident()
         self.deadline = deadline
         self.state = agent_pb2.ATTEMPT_STATE_QUEUED
-        self.queued_at = self.loop.time()
+        self.queued_at = monotonic()  # the loop's own clock may tell no more than milliseconds
         self.started_at: float | None = None
         self.task: asyncio.Task[None] | None = None
         self.last: agent_pb2.AssignEvent | None = None
@@ -155,7 +156,7 @@ class Job:
 
     def start(self) -> None:
         self.state = agent_pb2.ATTEMPT_STATE_RUNNING
-        self.started_at = self.loop.time()
+        self.started_at = monotonic()
         if self.tell is not None:
             self.tell(_STARTED)
 
@@ -350,7 +351,7 @@ class _Worker:
         if job.usage is not _NOTHING:
             completed.usage.CopyFrom(usage_to_pb(job.usage))
         completed.queued_s = began - job.queued_at
-        completed.run_s = job.loop.time() - began
+        completed.run_s = monotonic() - began
         if completed.ByteSize() > MAX_PAYLOAD:
             check_size(completed, producer=f"agent {self.agent.name!r}")
         job.end(agent_pb2.ATTEMPT_STATE_COMPLETED, event)
@@ -358,7 +359,7 @@ class _Worker:
     def _finish(self, job: Job) -> None:
         self.queue.done()
         if job.started_at is not None and job.state == agent_pb2.ATTEMPT_STATE_COMPLETED:
-            took = job.loop.time() - job.started_at
+            took = monotonic() - job.started_at
             # The first sample seeds the average; the weight is the smoothing that balances best.
             self.service_s = took if self.service_s == 0 else self.service_s + 0.05 * (took - self.service_s)
         self._forget(job)
