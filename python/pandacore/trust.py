@@ -837,7 +837,7 @@ class TrustGraph:
     def members(self) -> NDArray[np.bool_]:
         """Return which nodes are members, as bool by node."""
         self._core.need_members()
-        return np.asarray(self._core.member_layers() != UNREACHED)
+        return self._core.members()
 
     def search(self, policy: TrustPolicy | None = None) -> TrustSearch:
         """Return the path rule of a policy, resolved once, for questions of about a microsecond each.

@@ -6,7 +6,7 @@ use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1, PyReadonlyArray2};
 use pandacore_trust::{
     AgentId, Certificate, Genesis, Graph, KeyError, KeyPair, Ledger, Limits, Quota, Rating, Record, Refusal,
     Report, Revocation, SIGNATURE_LEN, Scratch, SetSpec, Threshold, Walk, Web, advogato, distance, flow,
-    reach, reach_sizes, reach_threshold, reach_threshold_sizes, witness,
+    reach, reach_count, reach_sizes, reach_threshold, reach_threshold_sizes, witness,
 };
 use pyo3::import_exception;
 use pyo3::prelude::*;
@@ -364,7 +364,7 @@ impl PySearch {
 
     fn reach_count(&self, py: Python<'_>, anchor: u32) -> Result<usize, BindingError> {
         self.trust.get().search(py, &[anchor], |ledger, scratch| {
-            reach(ledger.web().graph(), scratch, &[anchor], self.walk, None).len()
+            reach_count(ledger.web().graph(), scratch, &[anchor], self.walk)
         })
     }
 
@@ -741,15 +741,15 @@ impl PyTrust {
         ledger
             .web()
             .members()
-            .is_some_and(|members| members.layer(node) != pandacore_trust::UNREACHED)
+            .is_some_and(|members| members.contains(node))
     }
 
-    fn member_layers<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+    fn members<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<bool>> {
         let ledger = self.read();
         ledger
             .web()
             .members()
-            .map_or(Vec::new(), |members| members.layers().to_vec())
+            .map_or(Vec::new(), |members| members.flags().collect())
             .into_pyarray(py)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pandacore_trust::{
     Exclusion, Graph, Membership, Reputation, ReputationPolicy, Scratch, SecondHand, SetSpec, Walk, Web,
-    distance, reach, reach_sizes,
+    distance, reach, reach_count, reach_sizes,
 };
 
 const SIZES: [u32; 2] = [10_000, 1_000_000];
@@ -113,11 +113,11 @@ fn searches(c: &mut Criterion) {
         let graph = web.graph();
         let mut scratch = Scratch::default();
         c.bench_function(&format!("trust/genesis_depth3/{agents}"), |b| {
-            b.iter(|| reach(graph, &mut scratch, &[0], WALK, None).len());
+            b.iter(|| reach_count(graph, &mut scratch, &[0], WALK));
         });
         let mut rng = Rng(1);
         c.bench_function(&format!("trust/random_depth3/{agents}"), |b| {
-            b.iter(|| reach(graph, &mut scratch, &[rng.below(agents)], WALK, None).len());
+            b.iter(|| reach_count(graph, &mut scratch, &[rng.below(agents)], WALK));
         });
         let pairs = near_pairs(graph, agents);
         let mut turn = pairs.iter().cycle();

@@ -3,6 +3,9 @@
 //! Two compressed adjacency arrays hold what was known at the last compaction; what came later hangs in short
 //! linked lists until the next one. An arc carries its validity, so every search checks liveness per arc.
 //! Of one (issuer, subject) at most one arc is live at any time: the ledger cuts certificates into such spans.
+//!
+//! Time only moves forward, so of an arc that has begun only the end is kept: eight bytes an arc, and one
+//! comparison. Until it begins its end reads 0, which no time is before, and the true one lies aside.
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,8 +18,8 @@ const LIMITED: u32 = 1 << 31;
 /// Most nodes a graph can have.
 pub const MAX_NODES: usize = LIMITED as usize - 1;
 const NONE: u32 = u32::MAX;
-/// `from` of an arc that was taken out: no reference time reaches it.
-const GONE: u32 = u32::MAX;
+/// `until` of an arc that was taken out or has not begun: no time is before it.
+const NEVER: u32 = 0;
 
 const HAS_OUT: u8 = 1;
 const HAS_IN: u8 = 2;
@@ -56,6 +59,12 @@ impl Span {
 #[derive(Clone, Copy)]
 struct Arc {
     to: u32,
+    until: u32,
+}
+
+/// Validity of an arc that has not begun.
+#[derive(Clone, Copy)]
+struct Coming {
     from: u32,
     until: u32,
 }
@@ -81,20 +90,19 @@ pub(crate) struct Seen {
     pub(crate) node: u32,
     /// Index of the arc, stable until the next compaction.
     pub(crate) arc: u32,
-    pub(crate) from: u32,
-    pub(crate) until: u32,
+    until: u32,
     limited: bool,
 }
 
 impl Seen {
     #[inline]
     pub(crate) fn live(&self, now: u32) -> bool {
-        self.from <= now && now < self.until
+        now < self.until
     }
 
     #[inline]
     pub(crate) fn live_with_grace(&self, now: u32, grace: u32) -> bool {
-        self.from <= now && now < self.until.saturating_add(grace)
+        self.until != NEVER && now < self.until.saturating_add(grace)
     }
 }
 
@@ -131,6 +139,7 @@ pub struct Graph {
     first_out: HashMap<u32, u32, BuildHasherDefault<IndexHasher>>,
     first_in: HashMap<u32, u32, BuildHasherDefault<IndexHasher>>,
     limits: HashMap<u32, (u8, u8), BuildHasherDefault<IndexHasher>>,
+    coming: HashMap<u32, Coming, BuildHasherDefault<IndexHasher>>,
     flags: Vec<u8>,
     /// Nodes that are not void, as bits; a bit per node stays in the nearest cache where a byte would not.
     open: Vec<u64>,
@@ -159,6 +168,7 @@ impl Graph {
             first_out: HashMap::default(),
             first_in: HashMap::default(),
             limits: HashMap::default(),
+            coming: HashMap::default(),
             flags: Vec::new(),
             open: Vec::new(),
             open_members: Vec::new(),
@@ -205,6 +215,7 @@ impl Graph {
             + self.extras.capacity() * size_of::<Extra>()
             + (self.first_out.capacity() + self.first_in.capacity()) * 9
             + self.limits.capacity() * 8
+            + self.coming.capacity() * 13
             + self.flags.capacity()
             + (self.open.capacity() + self.open_members.capacity()) * 8
             + self.agenda.capacity() * 8
@@ -307,21 +318,30 @@ impl Graph {
     }
 
     /// Brings what a search needs of these nodes closer. Their loads do not wait for one another, as they would
-    /// behind the mispredicted branches of the search itself. Returns how many arcs the nodes issued at most.
-    pub(crate) fn warm(&self, nodes: &[u32]) -> usize {
+    /// behind the mispredicted branches of the search itself.
+    pub(crate) fn warm(&self, nodes: &[u32]) {
+        for &node in nodes {
+            self.call_arcs(node);
+        }
+    }
+
+    /// Asks for the place where it says which arcs a node issued.
+    #[inline]
+    pub(crate) fn call_place(&self, node: u32) {
+        prefetch(&self.out_start, node as usize);
+    }
+
+    /// Asks for the arcs that a node issued.
+    #[inline]
+    pub(crate) fn call_arcs(&self, node: u32) {
         /// Arcs of a cache line.
-        const LINE: usize = 5;
+        const LINE: usize = 64 / size_of::<Arc>();
         /// Longer lists are left to the processor, which sees the pattern by then.
         const LINES: usize = 6;
-        let mut arcs = 0;
-        for &node in nodes {
-            let (start, end) = self.stretch(node);
-            arcs += end - start;
-            for line in 0..(end - start).div_ceil(LINE).min(LINES) {
-                prefetch(&self.outs, start + line * LINE);
-            }
+        let (start, end) = self.stretch(node);
+        for line in 0..(end - start).div_ceil(LINE).min(LINES) {
+            prefetch(&self.outs, start + line * LINE);
         }
-        arcs
     }
 
     /// Where the arcs that `node` issued before the last compaction lie.
@@ -334,30 +354,26 @@ impl Graph {
         }
     }
 
-    /// Asks for the places where the arcs of a node are written down.
+    /// For every arc of the last compaction that `node` issued: sets the other end's bit in `closed` if the arc
+    /// is live, and says whether that is new. Without a branch per arc, which nobody could foretell.
     #[inline]
-    pub(crate) fn call(&self, node: u32) {
-        prefetch(&self.out_start, node as usize);
-    }
-
-    /// Writes to `queue[*len..]` every node that an arc of the last compaction leads to from `node`, if it is live
-    /// and the node's bit in `closed` is not set, and sets it. Without a branch per arc, which nobody can foretell.
-    #[inline]
-    pub(crate) fn spill(&self, node: u32, closed: &mut [u64], queue: &mut [u32], len: &mut usize) {
-        let now = self.now;
-        let mut take = |arc: Arc| {
+    pub(crate) fn spill(&self, node: u32, closed: &mut [u64], mut visit: impl FnMut(u32, bool)) {
+        let (start, end) = self.stretch(node);
+        for arc in &self.outs[start..end] {
             let to = arc.to & !LIMITED;
             let word = &mut closed[to as usize / 64];
-            let bit = u64::from((arc.from <= now) & (now < arc.until)) << (to % 64);
-            let new = bit & !*word;
+            let bit = u64::from(self.now < arc.until) << (to % 64);
+            let new = bit & !*word != 0;
             *word |= bit;
-            queue[*len] = to;
-            *len += usize::from(new != 0);
-        };
-        let (start, end) = self.stretch(node);
-        for &arc in &self.outs[start..end] {
-            take(arc);
+            visit(to, new);
         }
+    }
+
+    /// Number of arcs that `spill` goes through.
+    #[inline]
+    pub(crate) fn spilled(&self, node: u32) -> usize {
+        let (start, end) = self.stretch(node);
+        end - start
     }
 
     /// As `each_out`, of the arcs that came after the last compaction.
@@ -432,51 +448,33 @@ impl Graph {
         if source.iter().chain(subject).any(|&node| node >= nodes) {
             return false;
         }
-        let arcs = (0..source.len()).map(|i| {
-            (
-                source[i],
-                Arc {
-                    to: subject[i],
-                    from: from[i],
-                    until: until[i],
-                },
-                (UNLIMITED, FULL),
-            )
-        });
+        let arcs = (0..source.len()).map(|i| (source[i], subject[i], Span::full(from[i], until[i])));
         self.build(arcs);
         true
     }
 
-    fn build(&mut self, arcs: impl Iterator<Item = (u32, Arc, (u8, u8))> + Clone) {
+    fn build(&mut self, arcs: impl Iterator<Item = (u32, u32, Span)> + Clone) {
         let nodes = self.nodes();
         let mut out_start = spread(nodes + 1, 0u32);
         let mut in_start = spread(nodes + 1, 0u32);
         let mut total = 0usize;
-        for (source, arc, _) in arcs.clone() {
+        for (source, to, _) in arcs.clone() {
             out_start[source as usize + 1] += 1;
-            in_start[(arc.to & !LIMITED) as usize + 1] += 1;
+            in_start[to as usize + 1] += 1;
             total += 1;
         }
         for node in 0..nodes {
             out_start[node + 1] += out_start[node];
             in_start[node + 1] += in_start[node];
         }
-        let gone = Arc {
-            to: 0,
-            from: GONE,
-            until: 0,
-        };
+        let gone = Arc { to: 0, until: NEVER };
         let mut outs = spread(total, gone);
-        let mut limits: HashMap<u32, (u8, u8), BuildHasherDefault<IndexHasher>> = HashMap::default();
+        self.limits = HashMap::default();
+        self.coming = HashMap::default();
         // Each start is moved to its end while filling, then shifted back by one place: no second array.
-        for (source, arc, weight) in arcs {
+        for (source, to, span) in arcs {
             let place = &mut out_start[source as usize];
-            let limited = weight != (UNLIMITED, FULL);
-            if limited {
-                limits.insert(*place, weight);
-            }
-            let to = (arc.to & !LIMITED) | if limited { LIMITED } else { 0 };
-            outs[*place as usize] = Arc { to, ..arc };
+            outs[*place as usize] = self.enter(*place, to, span);
             *place += 1;
         }
         shift_back(&mut out_start);
@@ -489,8 +487,7 @@ impl Graph {
             }
         }
         shift_back(&mut in_start);
-        (self.out_start, self.outs, self.in_start, self.ins, self.limits) =
-            (out_start, outs, in_start, ins, limits);
+        (self.out_start, self.outs, self.in_start, self.ins) = (out_start, outs, in_start, ins);
         self.extras = Vec::new();
         self.first_out = HashMap::default();
         self.first_in = HashMap::default();
@@ -500,40 +497,68 @@ impl Graph {
         self.refill();
     }
 
+    /// The arc with this index as it is stored; what does not fit in it is put aside.
+    fn enter(&mut self, index: u32, to: u32, span: Span) -> Arc {
+        let limited = (span.depth, span.amount) != (UNLIMITED, FULL);
+        if limited {
+            self.limits.insert(index, (span.depth, span.amount));
+        }
+        let mut until = span.until;
+        if span.from > self.now {
+            let (from, until) = (span.from, std::mem::replace(&mut until, NEVER));
+            self.coming.insert(index, Coming { from, until });
+        }
+        let to = to | if limited { LIMITED } else { 0 };
+        Arc { to, until }
+    }
+
+    /// When an arc counts; `from` is 0 if it has begun. None if it was taken out.
+    fn span(&self, seen: &Seen) -> Option<Span> {
+        let (depth, amount) = self.weight(seen);
+        let Coming { from, until } = match self.coming.get(&seen.arc) {
+            Some(&coming) => coming,
+            None if seen.until == NEVER => return None,
+            None => Coming {
+                from: 0,
+                until: seen.until,
+            },
+        };
+        Some(Span {
+            from,
+            until,
+            depth,
+            amount,
+        })
+    }
+
+    /// True when something may still rest on the span: membership does so while it is in grace.
+    fn may_count(&self, span: Span) -> bool {
+        self.now < span.until.saturating_add(self.grace)
+    }
+
     /// Folds what came since the last compaction into the arrays, and forgets arcs that can never count again.
     fn compact(&mut self) {
         let mut kept = Vec::with_capacity(self.arcs());
         for source in 0..self.nodes() as u32 {
             self.each_out(source, |seen| {
-                // Arcs are kept while they are in grace: membership may still rest on them.
-                if seen.from != GONE && self.now < seen.until.saturating_add(self.grace) {
-                    let arc = Arc {
-                        to: seen.node,
-                        from: seen.from,
-                        until: seen.until,
-                    };
-                    kept.push((source, arc, self.weight(&seen)));
+                if let Some(span) = self.span(&seen)
+                    && self.may_count(span)
+                {
+                    kept.push((source, seen.node, span));
                 }
             });
         }
         self.build(kept.iter().copied());
     }
 
-    /// The spans of (issuer, subject) that may still count.
-    pub(crate) fn pair(&self, issuer: u32, subject: u32) -> Vec<(u32, Span)> {
+    /// The spans of (issuer, subject) that may still count, with their arcs.
+    fn pair(&self, issuer: u32, subject: u32) -> Vec<(u32, Span)> {
         let mut spans = Vec::new();
         self.each_in(subject, |seen| {
-            if seen.node == issuer && seen.from != GONE {
-                let (depth, amount) = self.weight(&seen);
-                spans.push((
-                    seen.arc,
-                    Span {
-                        from: seen.from,
-                        until: seen.until,
-                        depth,
-                        amount,
-                    },
-                ));
+            if seen.node == issuer
+                && let Some(span) = self.span(&seen)
+            {
+                spans.push((seen.arc, span));
             }
         });
         spans
@@ -542,14 +567,24 @@ impl Graph {
     /// Makes `spans` the only ones of (issuer, subject). Returns false when nothing changed.
     pub(crate) fn set_pair(&mut self, issuer: u32, subject: u32, spans: &[Span]) -> bool {
         let old = self.pair(issuer, subject);
+        // That an arc began is known, but no longer when.
+        let begun = |span: Span| Span {
+            from: if span.from <= self.now { 0 } else { span.from },
+            ..span
+        };
+        let spans: Vec<Span> = spans
+            .iter()
+            .map(|&span| begun(span))
+            .filter(|&span| self.may_count(span))
+            .collect();
         let mut changed = false;
         for &(arc, span) in &old {
             if !spans.contains(&span) {
-                self.arc_mut(arc).from = GONE;
+                self.take_out(arc);
                 changed = true;
             }
         }
-        for &span in spans {
+        for &span in &spans {
             if !old.iter().any(|&(_, known)| known == span) {
                 self.insert(issuer, subject, span);
                 changed = true;
@@ -561,58 +596,80 @@ impl Graph {
         changed
     }
 
+    fn take_out(&mut self, arc: u32) {
+        self.coming.remove(&arc);
+        self.arc_mut(arc).until = NEVER;
+    }
+
     fn insert(&mut self, issuer: u32, subject: u32, span: Span) {
         let index = self.extras.len() as u32;
-        let limited = (span.depth, span.amount) != (UNLIMITED, FULL);
-        if limited {
-            self.limits
-                .insert(self.outs.len() as u32 + index, (span.depth, span.amount));
-        }
+        let arc_index = self.outs.len() as u32 + index;
+        let arc = self.enter(arc_index, subject, span);
         let next_out = self.first_out.insert(issuer, index).unwrap_or(NONE);
         let next_in = self.first_in.insert(subject, index).unwrap_or(NONE);
         self.flags[issuer as usize] |= HAS_OUT;
         self.flags[subject as usize] |= HAS_IN;
-        let to = subject | if limited { LIMITED } else { 0 };
-        let arc = Arc {
-            to,
-            from: span.from,
-            until: span.until,
-        };
         self.extras.push(Extra {
             source: issuer,
             arc,
             next_out,
             next_in,
         });
-        let arc_index = self.outs.len() as u32 + index;
-        for time in boundaries(arc, self.grace) {
-            if time > self.now && time <= self.horizon {
-                self.near.push(Reverse((time, arc_index)));
-            }
-        }
+        self.remind(arc_index);
     }
 
     /// Ends the live or coming spans of (issuer, subject) at `at`. Returns false when there was none.
     pub(crate) fn end_pair(&mut self, issuer: u32, subject: u32, at: u32) -> bool {
         let mut ended = false;
         for (arc, span) in self.pair(issuer, subject) {
-            if at < span.until {
-                let (now, grace, horizon) = (self.now, self.grace, self.horizon);
-                let stored = self.arc_mut(arc);
-                if at <= stored.from {
-                    stored.from = GONE;
-                } else {
-                    stored.until = at;
-                }
-                for time in boundaries(*stored, grace) {
-                    if time > now && time <= horizon {
-                        self.near.push(Reverse((time, arc)));
-                    }
-                }
-                ended = true;
+            if at >= span.until {
+                continue;
             }
+            if at <= span.from {
+                self.take_out(arc);
+            } else if let Some(coming) = self.coming.get_mut(&arc) {
+                coming.until = at;
+            } else {
+                self.arc_mut(arc).until = at;
+            }
+            self.remind(arc);
+            ended = true;
         }
         ended
+    }
+
+    /// Notes when an arc begins and ends, if that is soon.
+    fn remind(&mut self, arc: u32) {
+        for time in self.boundaries(arc) {
+            if time > self.now && time <= self.horizon {
+                self.near.push(Reverse((time, arc)));
+            }
+        }
+    }
+
+    /// The times at which an arc begins, ends, and ends to support membership, or `u32::MAX`, which is never.
+    fn boundaries(&self, arc: u32) -> [u32; 3] {
+        let (from, until) = match self.arc(arc).until {
+            NEVER => match self.coming.get(&arc) {
+                Some(coming) => (coming.from, coming.until),
+                None => return [u32::MAX; 3],
+            },
+            until => (u32::MAX, until),
+        };
+        let past = if self.grace == 0 {
+            u32::MAX
+        } else {
+            until.saturating_add(self.grace)
+        };
+        [from, until, past]
+    }
+
+    fn arc(&self, arc: u32) -> Arc {
+        let at = arc as usize;
+        match self.outs.get(at) {
+            Some(&stored) => stored,
+            None => self.extras[at - self.outs.len()].arc,
+        }
     }
 
     fn arc_mut(&mut self, arc: u32) -> &mut Arc {
@@ -624,15 +681,12 @@ impl Graph {
         }
     }
 
-    fn ends(&self, arc: u32) -> (u32, Arc) {
-        let at = arc as usize;
-        if let Some(extra) = at.checked_sub(self.outs.len()) {
-            let extra = &self.extras[extra];
-            return (extra.source, extra.arc);
+    fn source(&self, arc: u32) -> u32 {
+        match (arc as usize).checked_sub(self.outs.len()) {
+            Some(extra) => self.extras[extra].source,
+            // The last start that is not past the arc belongs to its source.
+            None => self.out_start.partition_point(|&start| start <= arc) as u32 - 1,
         }
-        // The last start that is not past the arc belongs to its source.
-        let source = self.out_start.partition_point(|&start| start <= arc) - 1;
-        (source as u32, self.outs[at])
     }
 
     /// Moves the reference time forward and reports the ends of every arc that began or ended meanwhile.
@@ -652,9 +706,14 @@ impl Graph {
                     if from_near == due {
                         self.near.pop();
                     }
-                    let (source, stored) = self.ends(arc);
-                    if boundaries(stored, self.grace).any(|boundary| boundary == time) {
-                        changed(source, stored.to & !LIMITED);
+                    if self.boundaries(arc).contains(&time) {
+                        if let Some(&coming) = self.coming.get(&arc)
+                            && coming.from == time
+                        {
+                            self.coming.remove(&arc);
+                            self.arc_mut(arc).until = coming.until;
+                        }
+                        changed(self.source(arc), self.arc(arc).to & !LIMITED);
                     }
                     self.now = self.now.max(time);
                 }
@@ -712,40 +771,24 @@ impl Graph {
     }
 
     fn each_boundary(&self, mut visit: impl FnMut(u32, u32)) {
-        let arcs = self.outs.iter().chain(self.extras.iter().map(|extra| &extra.arc));
-        for (arc, stored) in arcs.enumerate() {
-            for time in boundaries(*stored, self.grace) {
-                if time > self.now {
-                    visit(time, arc as u32);
+        for arc in 0..self.arcs() as u32 {
+            for time in self.boundaries(arc) {
+                if time > self.now && time != u32::MAX {
+                    visit(time, arc);
                 }
             }
         }
     }
 }
 
+#[inline]
 fn seen(to: u32, arc: u32, a: Arc) -> Seen {
     Seen {
         node: to & !LIMITED,
         arc,
-        from: a.from,
         until: a.until,
         limited: to & LIMITED != 0,
     }
-}
-
-/// The times at which an arc begins, ends, and ends to support membership. `u32::MAX` is never reached.
-fn boundaries(arc: Arc, grace: u32) -> impl Iterator<Item = u32> {
-    let past = if grace == 0 {
-        u32::MAX
-    } else {
-        arc.until.saturating_add(grace)
-    };
-    let times = if arc.from == GONE {
-        [u32::MAX; 3]
-    } else {
-        [arc.from, arc.until, past]
-    };
-    times.into_iter().filter(|&time| time != u32::MAX)
 }
 
 fn shift_back(starts: &mut [u32]) {

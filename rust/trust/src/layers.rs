@@ -1,7 +1,7 @@
 //! Sets of accepted agents that are kept up to date while the graph changes.
 //!
 //! Every rule here is a least fixed point of "the layer of a node is one more than the t-th smallest layer among
-//! those who vouch for it": t = 1 gives distances, t > 1 the threshold rule, and no depth limit gives membership.
+//! those who vouch for it": t = 1 gives distances, t > 1 the threshold rule.
 //! These functions are superior in the sense of Ramalingam and Reps, "An incremental algorithm for a
 //! generalization of the shortest-path problem" (1996); their algorithm repairs a set after any batch of
 //! insertions and removals in time bounded by what changed.
@@ -34,21 +34,12 @@ pub struct SetSpec {
     pub members_only: bool,
 }
 
-/// Which exceptions a set makes. Trusted sets make none; membership does.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Leniency {
-    /// Ended certificates count for the graph's grace period, and depth limits do not apply.
-    pub(crate) membership: bool,
-    /// What was once reached stays, unless void.
-    pub(crate) latched: bool,
-    /// Expelled nodes count as if they were not.
-    pub(crate) before_expulsion: bool,
-}
-
 /// The layers of one set.
 pub struct LayerSet {
     spec: SetSpec,
-    leniency: Leniency,
+    /// Ended certificates count for the graph's grace period, depth limits do not apply, and expelled nodes count
+    /// as if they were not.
+    electorate: bool,
     limit: u32,
     layers: Vec<u32>,
     reached: usize,
@@ -63,16 +54,21 @@ impl LayerSet {
     /// Computes the set from scratch. Time: about one look at each reached node's arcs.
     #[must_use]
     pub fn new(graph: &Graph, spec: SetSpec) -> Self {
-        Self::with_leniency(graph, spec, Leniency::default())
+        Self::make(graph, spec, false)
     }
 
-    pub(crate) fn with_leniency(graph: &Graph, mut spec: SetSpec, leniency: Leniency) -> Self {
+    /// The layers of members as they would be if nobody was expelled.
+    pub(crate) fn electorate(graph: &Graph, spec: SetSpec) -> Self {
+        Self::make(graph, spec, true)
+    }
+
+    fn make(graph: &Graph, mut spec: SetSpec, electorate: bool) -> Self {
         spec.anchors.sort_unstable();
         spec.anchors.dedup();
         let mut set = Self {
             limit: spec.max_depth.map_or(DEEPEST, |depth| depth.min(DEEPEST)),
             spec,
-            leniency,
+            electorate,
             layers: Vec::new(),
             reached: 0,
             version: 0,
@@ -94,7 +90,7 @@ impl LayerSet {
     fn plain(&self, graph: &Graph) -> bool {
         let spec = &self.spec;
         let counts = !spec.mutual && !spec.members_only && spec.threshold <= 255 && spec.anchor_weight <= 255;
-        (self.leniency.membership || !graph.has_limits()) && (counts || spec.threshold <= 1)
+        (self.electorate || !graph.has_limits()) && (counts || spec.threshold <= 1)
     }
 
     /// Computes the set by a search; several times faster than repairing an empty one.
@@ -102,7 +98,7 @@ impl LayerSet {
         let mut scratch = Scratch::default();
         let mut ends = Vec::new();
         let spec = &self.spec;
-        let nodes = if spec.threshold <= 1 && !self.leniency.membership {
+        let nodes = if spec.threshold <= 1 && !self.electorate {
             let walk = Walk {
                 max_depth: spec.max_depth,
                 mutual: spec.mutual,
@@ -110,7 +106,7 @@ impl LayerSet {
             };
             reach(graph, &mut scratch, &spec.anchors, walk, Some(&mut ends))
         } else {
-            let rule = if self.leniency.membership {
+            let rule = if self.electorate {
                 Threshold::for_membership(spec.threshold, self.hidden())
             } else {
                 Threshold::new(spec.threshold, spec.anchor_weight, spec.max_depth)
@@ -130,11 +126,7 @@ impl LayerSet {
     }
 
     fn hidden(&self) -> u8 {
-        if self.leniency.before_expulsion {
-            COMPROMISED
-        } else {
-            VOID
-        }
+        if self.electorate { COMPROMISED } else { VOID }
     }
 
     /// What the set holds.
@@ -260,12 +252,7 @@ impl LayerSet {
     /// The layer that the nodes around `node` give it.
     fn target(&mut self, graph: &Graph, node: u32) -> u32 {
         let flags = graph.flags(node);
-        let hidden = if self.leniency.before_expulsion {
-            crate::graph::COMPROMISED
-        } else {
-            VOID
-        };
-        if flags & hidden != 0 {
+        if flags & self.hidden() != 0 {
             return UNREACHED;
         }
         if self.spec.anchors.binary_search(&node).is_ok() {
@@ -274,17 +261,12 @@ impl LayerSet {
         if self.spec.members_only && flags & MEMBER == 0 {
             return UNREACHED;
         }
-        let best = if self.spec.threshold <= 1 {
+        if self.spec.threshold <= 1 {
             let mut best = UNREACHED;
             self.each_vote(graph, node, |_, vote| best = best.min(vote));
             best
         } else {
             self.threshold_layer(graph, node)
-        };
-        if self.leniency.latched {
-            best.min(self.layers[node as usize])
-        } else {
-            best
         }
     }
 
@@ -292,7 +274,7 @@ impl LayerSet {
         let mut votes = std::mem::take(&mut self.votes);
         votes.clear();
         self.each_vote(graph, node, |voter, vote| votes.push((voter, vote)));
-        if self.spec.mutual || (self.leniency.membership && graph.grace() > 0) {
+        if self.spec.mutual || (self.electorate && graph.grace() > 0) {
             // Two agents that certified each other are one voter, as is one whose certificate was renewed in grace.
             votes.sort_unstable();
             votes.dedup_by_key(|vote| vote.0);
@@ -317,11 +299,7 @@ impl LayerSet {
 
     /// Calls `visit` with every voter and the layer that its certificate offers.
     fn each_vote(&self, graph: &Graph, node: u32, mut visit: impl FnMut(u32, u32)) {
-        let grace = if self.leniency.membership {
-            graph.grace()
-        } else {
-            0
-        };
+        let grace = if self.electorate { graph.grace() } else { 0 };
         let now = graph.now();
         let mut see = |seen: Seen| {
             let layer = self.layers[seen.node as usize];
@@ -329,7 +307,7 @@ impl LayerSet {
                 return;
             }
             let (depth, _) = graph.weight(&seen);
-            let free = depth == UNLIMITED || self.leniency.membership;
+            let free = depth == UNLIMITED || self.electorate;
             let floor = if free {
                 0
             } else {

@@ -9,6 +9,7 @@ mod hint;
 mod keys;
 mod layers;
 mod ledger;
+mod members;
 mod reputation;
 mod search;
 mod web;
@@ -22,11 +23,13 @@ pub use graph::{Graph, MAX_NODES, Span};
 pub use keys::{AgentId, KeyError, KeyPair, SIGNATURE_LEN};
 pub use layers::{LayerSet, SetSpec, UNREACHED};
 pub use ledger::{Ledger, Limits, Live, Quota};
+pub use members::MemberSet;
 pub use reputation::{
     Exclusion, Hearing, REPORT_LEN, Rating, Report, Reputation, ReputationError, ReputationPolicy,
     SecondHand, Standing,
 };
 pub use search::{
-    Scratch, Threshold, Walk, distance, reach, reach_sizes, reach_threshold, reach_threshold_sizes, witness,
+    Scratch, Threshold, Walk, distance, reach, reach_count, reach_sizes, reach_threshold,
+    reach_threshold_sizes, witness,
 };
 pub use web::{Membership, Web};

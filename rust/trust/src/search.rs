@@ -102,6 +102,26 @@ pub fn reach<'a>(
     walk: Walk,
     ends: Option<&mut Vec<usize>>,
 ) -> &'a [u32] {
+    search(graph, scratch, anchors, walk, ends, false);
+    &scratch.queue
+}
+
+/// Number of nodes that [`reach`] gives; a large last layer is only counted.
+#[must_use]
+pub fn reach_count(graph: &Graph, scratch: &mut Scratch, anchors: &[u32], walk: Walk) -> usize {
+    let uncounted = search(graph, scratch, anchors, walk, None, true);
+    scratch.queue.len() + uncounted
+}
+
+/// Fills the queue with what is reached, but for a large last layer if it is only to be counted: the answer.
+fn search(
+    graph: &Graph,
+    scratch: &mut Scratch,
+    anchors: &[u32],
+    walk: Walk,
+    ends: Option<&mut Vec<usize>>,
+    only_count: bool,
+) -> usize {
     scratch.begin(graph.nodes());
     let now = graph.now();
     let enterable = graph.enterable(walk.members_only);
@@ -129,6 +149,9 @@ pub fn reach<'a>(
                     *seen |= !open;
                 }
             }
+            if only_count && steps + 1 == walk.limit() {
+                return count_of_many(graph, ahead, &queue[start..]);
+            }
             layer_of_many(graph, ahead, queue, start..end);
             start = end;
             steps += 1;
@@ -155,7 +178,7 @@ pub fn reach<'a>(
         steps += 1;
         layers.close(queue.len());
     }
-    queue
+    0
 }
 
 /// Frontiers at least as long are followed without branches.
@@ -163,31 +186,62 @@ const DENSE: usize = 256;
 
 /// Reaches the next layer from the nodes at `frontier` of the queue; `closed` holds what is not to be reached.
 fn layer_of_many(graph: &Graph, closed: &mut Marks, queue: &mut Vec<u32>, frontier: Range<usize>) {
+    /// Room beyond what is needed, so that it is seldom made.
+    const ROOM: usize = 4096;
     let mut len = queue.len();
-    let mut room = graph.warm(&queue[frontier.start..frontier.end.min(frontier.start + WARMED)]);
-    for at in frontier.clone().step_by(WARMED) {
-        let end = frontier.end.min(at + WARMED);
-        let next = end..frontier.end.min(end + WARMED);
-        for &node in &queue[next.end..frontier.end.min(next.end + WARMED)] {
-            graph.call(node);
-        }
+    for at in frontier.clone() {
+        look_ahead(graph, queue, at, frontier.end);
+        let node = queue[at];
         // Every arc is written down before it is known whether it counts.
-        queue.resize(len + room + 1, 0);
-        room = graph.warm(&queue[next]);
-        for place in at..end {
-            let node = queue[place];
-            graph.spill(node, &mut closed.0, queue, &mut len);
+        let most = len + graph.spilled(node);
+        if queue.len() < most {
+            queue.resize(most + ROOM, 0);
         }
-        queue.truncate(len);
-        for place in at..end {
-            graph.each_late_out(queue[place], |seen| {
-                if seen.live(graph.now()) && !closed.has(seen.node) {
-                    closed.add(seen.node);
+        graph.spill(node, &mut closed.0, |to, new| {
+            queue[len] = to;
+            len += usize::from(new);
+        });
+        graph.each_late_out(node, |seen| {
+            if seen.live(graph.now()) && !closed.has(seen.node) {
+                closed.add(seen.node);
+                if let Some(place) = queue.get_mut(len) {
+                    *place = seen.node;
+                } else {
                     queue.push(seen.node);
                 }
-            });
-        }
-        len = queue.len();
+                len += 1;
+            }
+        });
+    }
+    queue.truncate(len);
+}
+
+/// As [`layer_of_many`], but only says how many nodes are reached.
+fn count_of_many(graph: &Graph, closed: &mut Marks, queue: &[u32]) -> usize {
+    let mut count = 0;
+    for (at, &node) in queue.iter().enumerate() {
+        look_ahead(graph, queue, at, queue.len());
+        graph.spill(node, &mut closed.0, |_, new| count += usize::from(new));
+        graph.each_late_out(node, |seen| {
+            if seen.live(graph.now()) && !closed.has(seen.node) {
+                closed.add(seen.node);
+                count += 1;
+            }
+        });
+    }
+    count
+}
+
+/// Asks for what a large frontier needs soon.
+#[inline]
+fn look_ahead(graph: &Graph, queue: &[u32], at: usize, end: usize) {
+    const ARCS: usize = 8;
+    const PLACE: usize = 24;
+    if at + PLACE < end {
+        graph.call_place(queue[at + PLACE]);
+    }
+    if at + ARCS < end {
+        graph.call_arcs(queue[at + ARCS]);
     }
 }
 

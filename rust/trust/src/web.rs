@@ -2,7 +2,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::graph::{COMPROMISED, Graph, MEMBER, Span, VOID};
-use crate::layers::{LayerSet, Leniency, SetSpec, UNREACHED};
+use crate::layers::{LayerSet, SetSpec, UNREACHED};
+use crate::members::MemberSet;
 
 /// How membership is decided.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -22,7 +23,7 @@ pub struct Web {
     graph: Graph,
     membership: Membership,
     /// Kept only once somebody asks, since the threshold rule does not need it.
-    members: Option<LayerSet>,
+    members: Option<MemberSet>,
     /// Membership as it would be without expulsions: it decides whose votes count.
     electorate: Option<LayerSet>,
     votes: BTreeMap<u32, BTreeMap<u32, u32>>,
@@ -170,44 +171,37 @@ impl Web {
     /// Keeps membership from now on.
     pub fn need_members(&mut self) {
         if self.members.is_none() {
-            let leniency = Leniency {
-                membership: true,
-                latched: self.membership.latched,
-                before_expulsion: false,
-            };
-            let set = LayerSet::with_leniency(&self.graph, self.member_spec(), leniency);
-            for (node, &layer) in set.layers().iter().enumerate() {
-                self.graph.set_flag(node as u32, MEMBER, layer != UNREACHED);
+            let Membership {
+                genesis,
+                threshold,
+                latched,
+                ..
+            } = &self.membership;
+            let members = MemberSet::new(&self.graph, genesis.clone(), *threshold, *latched);
+            for (node, inside) in (0..).zip(members.flags()) {
+                self.graph.set_flag(node, MEMBER, inside);
             }
-            self.members = Some(set);
+            self.members = Some(members);
         }
     }
 
     fn need_electorate(&mut self) {
         if self.electorate.is_none() {
-            let leniency = Leniency {
-                membership: true,
-                latched: false,
-                before_expulsion: true,
+            let spec = SetSpec {
+                anchors: self.membership.genesis.clone(),
+                threshold: self.membership.threshold,
+                anchor_weight: 1,
+                max_depth: None,
+                mutual: false,
+                members_only: false,
             };
-            self.electorate = Some(LayerSet::with_leniency(&self.graph, self.member_spec(), leniency));
-        }
-    }
-
-    fn member_spec(&self) -> SetSpec {
-        SetSpec {
-            anchors: self.membership.genesis.clone(),
-            threshold: self.membership.threshold,
-            anchor_weight: 1,
-            max_depth: None,
-            mutual: false,
-            members_only: false,
+            self.electorate = Some(LayerSet::electorate(&self.graph, spec));
         }
     }
 
     /// The members, once [`Self::need_members`] was called.
     #[must_use]
-    pub fn members(&self) -> Option<&LayerSet> {
+    pub fn members(&self) -> Option<&MemberSet> {
         self.members.as_ref()
     }
 
@@ -280,11 +274,10 @@ impl Web {
                 arcs.iter().map(|arc| arc.1).chain(nodes.iter().copied()),
             );
             for &node in members.flips() {
-                self.graph
-                    .set_flag(node, MEMBER, members.layer(node) != UNREACHED);
+                self.graph.set_flag(node, MEMBER, members.contains(node));
             }
         }
-        let flips = self.members.as_ref().map_or(&[][..], LayerSet::flips);
+        let flips = self.members.as_ref().map_or(&[][..], MemberSet::flips);
         for set in self.sets.iter_mut().flatten() {
             let (mutual, members_only) = (set.spec().mutual, set.spec().members_only);
             let flips = if members_only { flips } else { &[] };

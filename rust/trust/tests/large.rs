@@ -74,10 +74,9 @@ fn web(seed: u64) -> (Web, Vec<BTreeSet<u32>>) {
     }
     web.settle();
     let members = web.members().expect("membership is kept");
-    let layers = members.layers().to_vec();
     // Only members are reached; who is none may still be an anchor.
     for to in &mut arcs {
-        to.retain(|&node| layers[node as usize] != pandacore_trust::UNREACHED);
+        to.retain(|&node| members.contains(node));
     }
     (web, arcs)
 }

@@ -111,7 +111,7 @@ impl Example {
 
     fn members(&self) -> Vec<&'static str> {
         let members = self.ledger.web().members().unwrap();
-        self.names((0..members.layers().len() as u32).filter(|&node| members.layer(node) != UNREACHED))
+        self.names((0..self.ledger.agents().len() as u32).filter(|&node| members.contains(node)))
     }
 
     fn at(mut self, time: u32) -> Self {
