@@ -620,7 +620,8 @@ class Explanation:
     ----------
     reason : str
         ``accepted``, ``anchor``, ``unknown``, ``compromised``, ``expelled``, ``retired``, ``not a member``,
-        ``too few certificates`` or ``too far``.
+        ``too few certificates``, ``over quota`` (too few count, and enough would if no budget was used up, or
+        if all lived long enough to take a place in one) or ``too far``.
     layer : int, optional
         Layer or distance; None if it is not reached within the depth.
     path : tuple of bytes
@@ -631,6 +632,9 @@ class Explanation:
         Everything on the agent that counts now.
     needed : int
         Certificates needed (t).
+    uncounted : tuple of LiveCertificate
+        For ``not a member``, ``too few certificates`` and ``over quota``: what does not count only because of
+        its issuer's quota.
     """
 
     agent: bytes
@@ -643,6 +647,7 @@ class Explanation:
     support: tuple[tuple[bytes, bytes], ...]
     certificates: tuple[LiveCertificate, ...]
     needed: int
+    uncounted: tuple[LiveCertificate, ...] = ()
 
 
 _REFUSALS: dict[int, tuple[type[RefusedStatement | InvalidKey], str]] = {
@@ -1102,12 +1107,23 @@ class TrustStore:
 
     def certificates(self, agent: bytes) -> tuple[LiveCertificate, ...]:
         """Return the certificates on an agent that count now, by issuer."""
+        return self._certificates(agent, beyond_budget=False)
+
+    def beyond_budget(self, agent: bytes) -> tuple[LiveCertificate, ...]:
+        """Return the certificates on an agent that do not count only because of a quota, by issuer.
+
+        Either the issuer certified ``quota`` others first, or the lifetime is below ``quota_window_s``.
+        Looks at all certificates: for explanations.
+        """
+        return self._certificates(agent, beyond_budget=True)
+
+    def _certificates(self, agent: bytes, *, beyond_budget: bool) -> tuple[LiveCertificate, ...]:
         node = self.node(agent)
         if node is None:
             return ()
         live = [
             LiveCertificate(self._core.agent(issuer), certificate_id, begin, end)
-            for issuer, certificate_id, begin, end in self._core.live_certificates(node)
+            for issuer, certificate_id, begin, end in self._core.live_certificates(node, beyond_budget)
         ]
         return tuple(sorted(live, key=lambda certificate: certificate.issuer))
 
@@ -1290,6 +1306,11 @@ class TrustedSet:
             reason = "too few certificates"
         else:
             reason = "too far"
+        uncounted: tuple[LiveCertificate, ...] = ()
+        if reason in ("not a member", "too few certificates"):
+            uncounted = store.beyond_budget(agent)
+            if uncounted and len(certificates) + len(uncounted) >= policy.threshold:
+                reason = "over quota"
         if layer is not None and node is not None:
             if policy.rule == "path":
                 found = self._core.witness(self._anchors, node, _depth(policy), _flags(policy)) or []
@@ -1298,7 +1319,7 @@ class TrustedSet:
                 support = self._support(store, agent)
         return Explanation(
             agent, layer is not None, reason, store.now_s, policy.rule, layer, path, support, certificates,
-            policy.threshold,
+            policy.threshold, uncounted,
         )  # fmt: skip
 
     def _reached_by_enough(self, certificates: Iterable[LiveCertificate]) -> bool:

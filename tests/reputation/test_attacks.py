@@ -20,7 +20,8 @@ def test_robust_policy_keeps_its_promises(attack: str) -> None:
     assert np.mean([run.contamination for run in runs]) <= 0.10
     assert np.mean([run.false_exclusion for run in runs]) <= 0.005
     if attack != "on-off":
-        assert np.mean([run.first_exclusion for run in runs]) <= 2.5
+        # The watchdog misses one lie in ten; without errors it takes exactly two.
+        assert np.mean([run.first_exclusion for run in runs]) <= 2.0
 
 
 def test_published_policy_is_beaten_by_alternating_attackers() -> None:

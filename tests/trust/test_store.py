@@ -145,6 +145,26 @@ def test_explanations_give_the_reason_and_what_it_rests_on() -> None:
     assert alone.trusted().layer(KEYS["c"].public) == strict.layer(KEYS["c"].public) == 3
 
 
+def test_explanation_names_certificates_that_no_budget_has_room_for() -> None:
+    policy = TrustPolicy.strict(quota=2, quota_window_s=500)
+    store = TrustStore(GENESIS, now_s=2, policy=policy)
+    for begin, subject in enumerate("abc"):
+        for founder in ("g1", "g2"):
+            store.ingest(certificate(founder, subject, begin=begin))
+    why = store.trusted().explain(KEYS["c"].public)
+    assert (why.reason, why.certificates) == ("over quota", ())
+    assert {WHO[c.issuer] for c in why.uncounted} == {"g1", "g2"}
+    # Too short a life takes no place either; one that never takes one is told from one that is missing.
+    store = TrustStore(GENESIS, now_s=0, policy=policy)
+    store.ingest(certificate("g1", "a", until=400))
+    assert store.trusted().explain(KEYS["a"].public).reason == "too few certificates"
+    store.ingest(certificate("g2", "a", until=400))
+    why = store.trusted().explain(KEYS["a"].public)
+    assert (why.reason, len(why.uncounted)) == ("over quota", 2)
+    store.ingest(Revocation.of(certificate("g2", "a", until=400), KEYS["g2"], at=0))
+    assert len(store.trusted().explain(KEYS["a"].public).uncounted) == 1
+
+
 def test_witness_path_is_reverified_from_its_certificates_alone() -> None:
     store = worked()
     path = store.trusted().witness(KEYS["e"].public)

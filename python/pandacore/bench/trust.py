@@ -344,18 +344,14 @@ def _events(bench: Bench, agents: int, issuers: Ints, subjects: Ints, rng: np.ra
         ("path t=1", _path(1)),
         ("panda t=2", _path(2)),
     ):
-        # The membership of the path rule falls in cascades: fewer events make the same point.
-        part = slice(0, 3 * each if name != "panda t=2" else min(3 * each, 3_000))
         rates = []
         for _ in range(2 if bench.quick else 3):
             graph = _graph(agents, issuers, subjects, (begins, ends), policy)
             trusted = graph.trusted()
             size = len(trusted)
             begun = time.perf_counter()
-            graph.apply(
-                kinds[part], first[part], second[part], not_before=starts[part], not_after=_NOW + 9_999_999
-            )
-            rates.append(len(kinds[part]) / (time.perf_counter() - begun))
+            graph.apply(kinds, first, second, not_before=starts, not_after=_NOW + 9_999_999)
+            rates.append(len(kinds) / (time.perf_counter() - begun))
         fresh = graph.trusted()
         if not np.array_equal(fresh.layers(), trusted.layers()):
             raise StateError("the maintained set differs from a recompute", where="bench trust")
@@ -365,11 +361,49 @@ def _events(bench: Bench, agents: int, issuers: Ints, subjects: Ints, rng: np.ra
             "1/s",
             agents=agents,
             policy=name,
-            events=len(kinds[part]),
+            events=len(kinds),
             set_before=size,
             set_after=len(trusted),
             memory_bytes_after=graph.memory_bytes,
         )
+    _memory_after_events(bench, agents, issuers, subjects, rng)
+
+
+def _memory_after_events(
+    bench: Bench, agents: int, issuers: Ints, subjects: Ints, rng: np.random.Generator
+) -> None:
+    """Find the most memory that topology and validity take while certificates come and go."""
+    begins, ends = _intervals(len(issuers), rng)
+    graph = _graph(agents, issuers, subjects, (begins, ends), TrustPolicy.strict(quota=None))
+    trusted = graph.trusted()
+    block = 6_000 if bench.quick else 50_001
+    blocks = 2 if bench.quick else 20
+    most, now = graph.memory_bytes, _NOW
+    kinds = np.resize(np.array([0, 1, 2], np.uint8), block)
+    for _ in range(blocks):
+        new = rng.integers(0, agents, block)
+        other = (new + 1 + rng.integers(0, agents - 1, block)) % agents
+        revoked = rng.integers(0, len(issuers), block)
+        first, second = (
+            np.where(kinds == 0, new, issuers[revoked]),
+            np.where(kinds == 0, other, subjects[revoked]),
+        )
+        starts = now + 1 + np.arange(block) // 3
+        # New ones live for up to a day: some end while the others come.
+        graph.apply(
+            kinds, first, second, not_before=starts, not_after=starts + rng.integers(1, 86_400, block)
+        )
+        now = int(starts[-1])
+        most = max(most, graph.memory_bytes)
+    bench.emit(
+        "memory_bytes_most",
+        most,
+        "B",
+        agents=agents,
+        events=blocks * block,
+        set_after=len(trusted),
+        certificates=len(issuers),
+    )
 
 
 def _ingest(bench: Bench) -> None:

@@ -394,17 +394,24 @@ def plot(rows: Sequence[Row], figure: Any) -> None:
     left, right = figure.subplots(1, 2)
     still = [r for r in rows if r.metric == "recall" and r.conditions["churn"] == "none"]
     largest = max((int(str(r.conditions["agents"])) for r in still), default=0)
-    lines: dict[str, list[tuple[str, float]]] = {}
+    lines: dict[tuple[str, int, int], list[tuple[str, float]]] = {}
     for row in still:
         c = row.conditions
         if c["agents"] == largest and c["anchor"] == "genesis" and c["reading"] == "directed":
-            label = f"{c['policy']} t={c['t']} g={c['genesis']}"
-            lines.setdefault(label, []).append((str(c["n"]), row.value or 0.0))
-    for label, points in lines.items():
-        left.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=label)
+            line = (str(c["policy"]), int(str(c["t"])), int(str(c["genesis"])))
+            lines.setdefault(line, []).append((str(c["n"]), row.value or 0.0))
+    for (policy, t, founders), points in sorted(lines.items()):
+        left.plot(
+            [p[0] for p in points],
+            [p[1] for p in points],
+            color=f"C{t - 1}" if founders > 1 else "grey",
+            linestyle="solid" if policy == "strict" else "dashed",
+            marker="o",
+            label=f"{policy}, t = {t}, {founders} founder{'s' if founders > 1 else ''}",
+        )
     left.set_xlabel("depth n")
     left.set_ylabel(f"recall, {largest} agents, founders' anchor")
-    left.legend(fontsize=7)
+    left.legend(fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     sybils = [r for r in rows if r.metric == "sybils"]
     for name in dict.fromkeys(str(r.conditions["policy"]) for r in sybils):
         mine = [r for r in sybils if r.conditions["policy"] == name]

@@ -254,4 +254,4 @@ def plot(rows: Sequence[Row], figure: Any) -> None:
     axes.axhline(0.1, color="black", linestyle="dotted", linewidth=1)
     axes.set_xticks(np.arange(len(attacks)) + 0.4 - width / 2, attacks)
     axes.set_ylabel("share of messages to attackers, last quarter")
-    axes.legend()
+    axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)

@@ -941,12 +941,16 @@ impl PyTrust {
         })
     }
 
-    /// Certificates on a node that count now: (issuer, id, not_before, not_after).
+    /// Certificates on a node that count now, or that would but for a budget: (issuer, id, not_before, not_after).
     #[expect(clippy::type_complexity, reason = "flat tuples, named in Python")]
-    fn live_certificates(&self, node: u32) -> PyResult<Vec<(u32, [u8; 32], u32, u32)>> {
+    fn live_certificates(&self, node: u32, beyond_budget: bool) -> PyResult<Vec<(u32, [u8; 32], u32, u32)>> {
         let ledger = self.read();
         Self::known(ledger.web().graph(), &[node]).map_err(PyErr::from)?;
-        let live = ledger.live_certificates(node);
+        let live = if beyond_budget {
+            ledger.beyond_budget(node)
+        } else {
+            ledger.live_certificates(node)
+        };
         Ok(live
             .into_iter()
             .map(|cert| (cert.issuer, cert.id, cert.from, cert.until))

@@ -213,9 +213,10 @@ impl Graph {
             + self.outs.capacity() * size_of::<Arc>()
             + self.ins.capacity() * size_of::<Back>()
             + self.extras.capacity() * size_of::<Extra>()
-            + (self.first_out.capacity() + self.first_in.capacity()) * 9
-            + self.limits.capacity() * 8
-            + self.coming.capacity() * 13
+            + table_bytes(&self.first_out)
+            + table_bytes(&self.first_in)
+            + table_bytes(&self.limits)
+            + table_bytes(&self.coming)
             + self.flags.capacity()
             + (self.open.capacity() + self.open_members.capacity()) * 8
             + self.agenda.capacity() * 8
@@ -590,10 +591,15 @@ impl Graph {
                 changed = true;
             }
         }
-        if self.extras.len() > 4096.max(self.outs.len() / 8) {
+        if self.extras.len() >= self.late_limit() {
             self.compact();
         }
         changed
+    }
+
+    /// Arcs that may come before the next compaction. More would cost searches and memory, fewer would cost events.
+    fn late_limit(&self) -> usize {
+        4096.max(self.outs.len() / 16)
     }
 
     fn take_out(&mut self, arc: u32) {
@@ -609,6 +615,10 @@ impl Graph {
         let next_in = self.first_in.insert(subject, index).unwrap_or(NONE);
         self.flags[issuer as usize] |= HAS_OUT;
         self.flags[subject as usize] |= HAS_IN;
+        if self.extras.capacity() == 0 {
+            // Not the next power of two.
+            self.extras.reserve_exact(self.late_limit() + 1);
+        }
         self.extras.push(Extra {
             source: issuer,
             arc,
@@ -789,6 +799,11 @@ fn seen(to: u32, arc: u32, a: Arc) -> Seen {
         until: a.until,
         limited: to & LIMITED != 0,
     }
+}
+
+/// Bytes of a hash table: seven of eight places are used, and each has a byte beside its entry.
+fn table_bytes<V, S>(table: &HashMap<u32, V, S>) -> usize {
+    table.capacity() / 7 * 8 * (size_of::<(u32, V)>() + 1)
 }
 
 fn shift_back(starts: &mut [u32]) {

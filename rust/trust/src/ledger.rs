@@ -377,23 +377,48 @@ impl Ledger {
         live.sort_unstable();
         live.dedup();
         live.into_iter()
-            .filter_map(|issuer| {
-                let held = self.certs.get(&(issuer, subject))?;
-                let counts = |cert: &&Held| {
-                    cert.from <= now && now < self.end_of(issuer, subject, cert) && cert.amount > 0
-                };
-                let cert = held
-                    .iter()
-                    .filter(counts)
-                    .max_by_key(|cert| (cert.from, cert.id))?;
-                Some(Live {
-                    issuer,
-                    id: cert.id,
-                    from: cert.from,
-                    until: self.end_of(issuer, subject, cert),
-                })
-            })
+            .filter_map(|issuer| self.newest(issuer, subject))
             .collect()
+    }
+
+    /// The certificates on a node that would count now if their issuers' budgets had room for them, or if they
+    /// lived long enough to take a place; by issuer. Looks at every pair: for explanations.
+    #[must_use]
+    pub fn beyond_budget(&self, subject: u32) -> Vec<Live> {
+        if self.quota.is_none() {
+            return Vec::new();
+        }
+        let (graph, now) = (self.web.graph(), self.web.graph().now());
+        let counted = self.live_certificates(subject);
+        let issuers = self.certs.keys().filter(|pair| pair.1 == subject);
+        issuers
+            .map(|pair| pair.0)
+            .filter(|&issuer| graph.flags(issuer) & crate::graph::VOID == 0)
+            .filter(|&issuer| counted.iter().all(|live| live.issuer != issuer))
+            .filter(|&issuer| {
+                let mut spans = self.spans(issuer, subject).into_iter();
+                spans.any(|span| span.from <= now && now < span.until)
+            })
+            .filter_map(|issuer| self.newest(issuer, subject))
+            .collect()
+    }
+
+    /// The newest certificate of a pair that has not ended.
+    fn newest(&self, issuer: u32, subject: u32) -> Option<Live> {
+        let now = self.web.graph().now();
+        let held = self.certs.get(&(issuer, subject))?;
+        let counts =
+            |cert: &&Held| cert.from <= now && now < self.end_of(issuer, subject, cert) && cert.amount > 0;
+        let newest = held
+            .iter()
+            .filter(counts)
+            .max_by_key(|cert| (cert.from, cert.id))?;
+        Some(Live {
+            issuer,
+            id: newest.id,
+            from: newest.from,
+            until: self.end_of(issuer, subject, newest),
+        })
     }
 
     /// The certificate issuer → subject that counts now, encoded, if it is signed.
