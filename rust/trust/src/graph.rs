@@ -62,6 +62,9 @@ struct Arc {
     until: u32,
 }
 
+/// Arcs of a cache line.
+const LINE: usize = 64 / size_of::<Arc>();
+
 /// Validity of an arc that has not begun.
 #[derive(Clone, Copy)]
 struct Coming {
@@ -321,27 +324,13 @@ impl Graph {
     /// Brings what a search needs of these nodes closer. Their loads do not wait for one another, as they would
     /// behind the mispredicted branches of the search itself.
     pub(crate) fn warm(&self, nodes: &[u32]) {
-        for &node in nodes {
-            self.call_arcs(node);
-        }
-    }
-
-    /// Asks for the place where it says which arcs a node issued.
-    #[inline]
-    pub(crate) fn call_place(&self, node: u32) {
-        prefetch(&self.out_start, node as usize);
-    }
-
-    /// Asks for the arcs that a node issued.
-    #[inline]
-    pub(crate) fn call_arcs(&self, node: u32) {
-        /// Arcs of a cache line.
-        const LINE: usize = 64 / size_of::<Arc>();
         /// Longer lists are left to the processor, which sees the pattern by then.
         const LINES: usize = 6;
-        let (start, end) = self.stretch(node);
-        for line in 0..(end - start).div_ceil(LINE).min(LINES) {
-            prefetch(&self.outs, start + line * LINE);
+        for &node in nodes {
+            let (start, end) = self.stretch(node);
+            for line in 0..(end - start).div_ceil(LINE).min(LINES) {
+                prefetch(&self.outs, start + line * LINE);
+            }
         }
     }
 
@@ -355,26 +344,59 @@ impl Graph {
         }
     }
 
-    /// For every arc of the last compaction that `node` issued: sets the other end's bit in `closed` if the arc
-    /// is live, and says whether that is new. Without a branch per arc, which nobody could foretell.
-    #[inline]
-    pub(crate) fn spill(&self, node: u32, closed: &mut [u64], mut visit: impl FnMut(u32, bool)) {
-        let (start, end) = self.stretch(node);
-        for arc in &self.outs[start..end] {
+    /// For every arc that one of the nodes issued: sets the other end's bit in `closed` if the arc is live, and
+    /// says whether that is new. For many nodes: neither what an arc leads to nor how many there are makes a
+    /// branch, since nobody could foretell it.
+    pub(crate) fn spill(&self, nodes: &[u32], closed: &mut [u64], mut visit: impl FnMut(u32, bool)) {
+        /// Lists up to this length are copied, at this length, to where they make one long list.
+        const SHORT: usize = 16;
+        const ROOM: usize = 512;
+        /// How far ahead the place of a list, and the list itself, are asked for.
+        const PLACE: usize = 24;
+        const LIST: usize = 8;
+        const LINES: usize = 3;
+        let now = self.now;
+        let mut take = |arc: Arc| {
             let to = arc.to & !LIMITED;
             let word = &mut closed[to as usize / 64];
-            let bit = u64::from(self.now < arc.until) << (to % 64);
+            let bit = u64::from(now < arc.until) << (to % 64);
             let new = bit & !*word != 0;
             *word |= bit;
             visit(to, new);
+        };
+        let mut joined = [Arc { to: 0, until: NEVER }; ROOM + SHORT];
+        let mut len = 0;
+        for (at, &node) in nodes.iter().enumerate() {
+            if let Some(&next) = nodes.get(at + PLACE) {
+                prefetch(&self.out_start, next as usize);
+            }
+            if let Some(&next) = nodes.get(at + LIST) {
+                let (start, _) = self.stretch(next);
+                for line in 0..LINES {
+                    prefetch(&self.outs, start + line * LINE);
+                }
+            }
+            let (start, end) = self.stretch(node);
+            if end - start <= SHORT
+                && let Some(arcs) = self.outs.get(start..start + SHORT)
+            {
+                joined[len..len + SHORT].copy_from_slice(arcs);
+                len += end - start;
+                if len >= ROOM {
+                    joined[..len].iter().copied().for_each(&mut take);
+                    len = 0;
+                }
+            } else {
+                self.outs[start..end].iter().copied().for_each(&mut take);
+            }
+            self.each_late_out(node, |seen| {
+                take(Arc {
+                    to: seen.node,
+                    until: seen.until,
+                });
+            });
         }
-    }
-
-    /// Number of arcs that `spill` goes through.
-    #[inline]
-    pub(crate) fn spilled(&self, node: u32) -> usize {
-        let (start, end) = self.stretch(node);
-        end - start
+        joined[..len].iter().copied().for_each(&mut take);
     }
 
     /// As `each_out`, of the arcs that came after the last compaction.

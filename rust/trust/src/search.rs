@@ -149,10 +149,22 @@ fn search(
                     *seen |= !open;
                 }
             }
+            let frontier = queue[start..].to_vec();
             if only_count && steps + 1 == walk.limit() {
-                return count_of_many(graph, ahead, &queue[start..]);
+                let mut count = 0;
+                graph.spill(&frontier, &mut ahead.0, |_, new| count += usize::from(new));
+                return count;
             }
-            layer_of_many(graph, ahead, queue, start..end);
+            let mut len = end;
+            graph.spill(&frontier, &mut ahead.0, |to, new| {
+                // Written down before it is known whether it counts.
+                match queue.get_mut(len) {
+                    Some(place) => *place = to,
+                    None => queue.push(to),
+                }
+                len += usize::from(new);
+            });
+            queue.truncate(len);
             start = end;
             steps += 1;
             layers.close(queue.len());
@@ -183,67 +195,6 @@ fn search(
 
 /// Frontiers at least as long are followed without branches.
 const DENSE: usize = 256;
-
-/// Reaches the next layer from the nodes at `frontier` of the queue; `closed` holds what is not to be reached.
-fn layer_of_many(graph: &Graph, closed: &mut Marks, queue: &mut Vec<u32>, frontier: Range<usize>) {
-    /// Room beyond what is needed, so that it is seldom made.
-    const ROOM: usize = 4096;
-    let mut len = queue.len();
-    for at in frontier.clone() {
-        look_ahead(graph, queue, at, frontier.end);
-        let node = queue[at];
-        // Every arc is written down before it is known whether it counts.
-        let most = len + graph.spilled(node);
-        if queue.len() < most {
-            queue.resize(most + ROOM, 0);
-        }
-        graph.spill(node, &mut closed.0, |to, new| {
-            queue[len] = to;
-            len += usize::from(new);
-        });
-        graph.each_late_out(node, |seen| {
-            if seen.live(graph.now()) && !closed.has(seen.node) {
-                closed.add(seen.node);
-                if let Some(place) = queue.get_mut(len) {
-                    *place = seen.node;
-                } else {
-                    queue.push(seen.node);
-                }
-                len += 1;
-            }
-        });
-    }
-    queue.truncate(len);
-}
-
-/// As [`layer_of_many`], but only says how many nodes are reached.
-fn count_of_many(graph: &Graph, closed: &mut Marks, queue: &[u32]) -> usize {
-    let mut count = 0;
-    for (at, &node) in queue.iter().enumerate() {
-        look_ahead(graph, queue, at, queue.len());
-        graph.spill(node, &mut closed.0, |_, new| count += usize::from(new));
-        graph.each_late_out(node, |seen| {
-            if seen.live(graph.now()) && !closed.has(seen.node) {
-                closed.add(seen.node);
-                count += 1;
-            }
-        });
-    }
-    count
-}
-
-/// Asks for what a large frontier needs soon.
-#[inline]
-fn look_ahead(graph: &Graph, queue: &[u32], at: usize, end: usize) {
-    const ARCS: usize = 8;
-    const PLACE: usize = 24;
-    if at + PLACE < end {
-        graph.call_place(queue[at + PLACE]);
-    }
-    if at + ARCS < end {
-        graph.call_arcs(queue[at + ARCS]);
-    }
-}
 
 /// Collects the ends of layers, if anybody wants them.
 struct Layers<'a>(Option<&'a mut Vec<usize>>);
