@@ -19,11 +19,11 @@ __all__ = [
     "FULL_TRUST",
     "UNLIMITED",
     "UNREACHED",
+    "as_words",
     "check_range",
     "collective_id_bytes",
     "column",
     "columns",
-    "words",
 ]
 
 FULL_TRUST = 120
@@ -78,7 +78,7 @@ def columns(
     )
 
 
-def words(inside: NDArray[np.bool_]) -> NDArray[np.uint64]:
+def as_words(inside: NDArray[np.bool_]) -> NDArray[np.uint64]:
     bits = np.zeros(-(-len(inside) // 64) * 64, np.bool_)
     bits[: len(inside)] = inside
     return np.packbits(bits, bitorder="little").view(np.uint64)

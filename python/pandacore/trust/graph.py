@@ -9,7 +9,7 @@ import numpy as np
 
 from pandacore._core import TrustSearch
 from pandacore.errors import ConfigError
-from pandacore.trust.checks import FULL_TRUST, UNLIMITED, UNREACHED, check_range, column, columns, words
+from pandacore.trust.checks import FULL_TRUST, UNLIMITED, UNREACHED, as_words, check_range, column, columns
 from pandacore.trust.policy import TrustPolicy, make_core, walk_depth, walk_flags
 from pandacore.trust.sets import TrustedSet
 
@@ -264,7 +264,7 @@ class TrustGraph:
         """
         policy = policy or self.policy
         nodes = column("anchors", anchors, np.uint32)
-        mask = None if among is None else words(np.asarray(among))
+        mask = None if among is None else as_words(np.asarray(among))
         t = policy.threshold if policy.rule == "threshold" else 1
         flags = self._flags(policy)
         return self._core.reach_sizes(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pandacore import _core
 from pandacore.errors import ConfigError
-from pandacore.trust.checks import UNREACHED, column
+from pandacore.trust.checks import UNREACHED, as_words, column
 from pandacore.trust.policy import TrustPolicy, walk_depth, walk_flags
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class TrustedSet:
         inside = np.zeros(len(slots), np.bool_)
         known = slots < len(bits)
         inside[known] = bits[slots[known]] != 0
-        return words(inside)
+        return as_words(inside)
 
     def agents(self) -> list[bytes]:
         """Return the accepted agents' public keys, sorted; only for sets of a `TrustStore`."""

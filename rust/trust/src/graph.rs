@@ -439,6 +439,33 @@ impl Graph {
         }
     }
 
+    /// Asks for the place where it says which arcs a node received, with its flags.
+    #[inline]
+    pub(crate) fn call_ins(&self, node: u32) {
+        prefetch(&self.in_start, node as usize);
+        prefetch(&self.flags, node as usize);
+    }
+
+    /// Asks for the list of arcs that a node received.
+    #[inline]
+    pub(crate) fn call_in_list(&self, node: u32) {
+        if let Some(&start) = self.in_start.get(node as usize) {
+            prefetch(&self.ins, start as usize);
+        }
+    }
+
+    /// Asks for the first arcs that a node received, and names their sources.
+    #[inline]
+    pub(crate) fn call_sources(&self, node: u32, mut visit: impl FnMut(u32)) {
+        const FIRST: usize = 4;
+        if let Some(&[start, end]) = self.in_start.get(node as usize..node as usize + 2) {
+            for back in self.ins[start as usize..end as usize].iter().take(FIRST) {
+                prefetch(&self.outs, back.arc as usize);
+                visit(back.source);
+            }
+        }
+    }
+
     /// Number of stored arcs that `node` issued since the last compaction or before it, an upper bound of work.
     #[inline]
     pub(crate) fn out_degree(&self, node: u32) -> usize {

@@ -5,6 +5,7 @@
 //! or comes; else exactly who lost too much is given up, with everybody that rested on it, and taken back in if
 //! others still support it. A repair takes time in proportion to who was given up.
 use crate::graph::{Graph, VOID};
+use crate::hint::prefetch;
 use crate::search::{Scratch, Threshold, reach_threshold};
 
 /// Rank of who is no member.
@@ -19,6 +20,8 @@ pub struct MemberSet {
     pending: Vec<u32>,
     changed: Vec<u32>,
     voters: Vec<u32>,
+    /// Who was given up though certifiers enough were left, of too high a rank.
+    perhaps: Vec<u32>,
 }
 
 impl MemberSet {
@@ -33,6 +36,7 @@ impl MemberSet {
             pending: Vec::new(),
             changed: Vec::new(),
             voters: Vec::new(),
+            perhaps: Vec::new(),
         };
         set.fill(graph);
         set
@@ -97,7 +101,7 @@ impl MemberSet {
             }
             if self.founded(node) {
                 self.ranks[node as usize] = 0;
-            } else if self.backing(graph, node, OUT).is_some() {
+            } else if self.backing(graph, node, OUT).highest.is_some() {
                 rank += 1;
                 self.ranks[node as usize] = rank;
             } else {
@@ -124,16 +128,21 @@ impl MemberSet {
         self.genesis.binary_search(&node).is_ok()
     }
 
-    /// The highest rank among the certifiers of rank below `below`, if they are enough.
-    fn backing(&mut self, graph: &Graph, node: u32, below: u64) -> Option<u64> {
+    /// Which members certify a node, and those of them whose rank is below `below`.
+    fn backing(&mut self, graph: &Graph, node: u32, below: u64) -> Backing {
         let (now, grace) = (graph.now(), graph.grace());
         let mut count = 0;
+        let mut total = 0;
         let mut highest = 0;
         let (ranks, voters) = (&self.ranks, &mut self.voters);
         voters.clear();
         graph.each_in(node, |seen| {
             let rank = ranks[seen.node as usize];
-            if rank < below && seen.live_with_grace(now, grace) {
+            if rank == OUT || !seen.live_with_grace(now, grace) {
+                return;
+            }
+            total += 1;
+            if rank < below {
                 count += 1;
                 highest = highest.max(rank);
                 if grace > 0 {
@@ -147,7 +156,10 @@ impl MemberSet {
             voters.dedup();
             count = voters.len();
         }
-        (count >= self.threshold).then_some(highest)
+        Backing {
+            highest: (count >= self.threshold).then_some(highest),
+            enough_of_any_rank: total >= self.threshold,
+        }
     }
 
     /// Makes the set right again after the certificates on the given nodes, or their keys, changed.
@@ -159,13 +171,27 @@ impl MemberSet {
         pending.extend(dirty);
         // First who lost its support is given up, then whoever has some is taken in.
         let given = pending.len();
+        self.perhaps.clear();
         let mut next = 0;
         while next < pending.len() {
             let node = pending[next];
             next += 1;
+            self.look_ahead(graph, &pending[next..]);
             let rank = self.ranks[node as usize];
-            if rank == OUT || self.stays(graph, node, rank) {
+            if rank == OUT {
                 continue;
+            }
+            if graph.flags(node) & VOID == 0 {
+                if self.latched || self.founded(node) {
+                    continue;
+                }
+                let backing = self.backing(graph, node, rank);
+                if backing.highest.is_some() {
+                    continue;
+                }
+                if backing.enough_of_any_rank {
+                    self.perhaps.push(node);
+                }
             }
             self.ranks[node as usize] = OUT;
             self.changed.push(node);
@@ -176,8 +202,9 @@ impl MemberSet {
                 }
             });
         }
+        // Whoever else was given up can come back only with a certifier that does, which asks for it then.
         pending.truncate(given);
-        pending.extend(&self.changed);
+        pending.append(&mut self.perhaps);
         let mut next = 0;
         while next < pending.len() {
             let node = pending[next];
@@ -187,7 +214,7 @@ impl MemberSet {
             }
             let rank = if self.founded(node) {
                 0
-            } else if let Some(highest) = self.backing(graph, node, OUT) {
+            } else if let Some(highest) = self.backing(graph, node, OUT).highest {
                 highest + 1
             } else {
                 continue;
@@ -217,8 +244,25 @@ impl MemberSet {
         self.changed.truncate(kept);
     }
 
-    fn stays(&mut self, graph: &Graph, node: u32, rank: u64) -> bool {
-        graph.flags(node) & VOID == 0
-            && (self.latched || self.founded(node) || self.backing(graph, node, rank).is_some())
+    /// Asks for what the next nodes of a cascade need, each a step of indirection later than the last.
+    fn look_ahead(&self, graph: &Graph, pending: &[u32]) {
+        if let Some(&node) = pending.get(8) {
+            graph.call_ins(node);
+            prefetch(&self.ranks, node as usize);
+        }
+        if let Some(&node) = pending.get(4) {
+            graph.call_in_list(node);
+        }
+        if let Some(&node) = pending.get(2) {
+            graph.call_sources(node, |source| prefetch(&self.ranks, source as usize));
+        }
     }
+}
+
+/// What a node's membership rests on.
+struct Backing {
+    /// The highest rank among the certifiers asked for, if they are enough.
+    highest: Option<u64>,
+    /// True when the certifiers of any rank are enough.
+    enough_of_any_rank: bool,
 }
