@@ -26,6 +26,7 @@ from pandacore.collective import Collective
 from pandacore.errors import StateError
 from pandacore.experiments.hosts import Hosts
 from pandacore.journal import Journal
+from pandacore.launchers import HostSpec, LocalLauncher
 from pandacore.models.process import ServerSpec, spawn
 from pandacore.plan import Plan, Subtask
 from pandacore.rpc import loop
@@ -74,6 +75,9 @@ async def _measure(bench: Bench, agents: int, seconds: float, width: int) -> Non
                 bench.emit("journal_cost", 100 * (1 - logged / rate), "%", journal=durability, **told)
             without = await _closed(collective, plain, seconds, width)
         await _peer(bench, without, seconds, width, shown)
+    async with _joined(each) as collective:
+        sealed = await _closed(collective, plain, seconds, width)
+        bench.emit("subtasks_per_second", sealed, "/s", **{**shown, "path": "joined hosts", "model": "none"})
     async with Collective.local(seed=bench.seed) as collective:
         collective.add(workers.plain, replicas=agents)
         rate = await _closed(collective, plain, seconds, width)
@@ -138,6 +142,24 @@ def _model(delay_s: float = 0.0) -> Iterator[str]:
     )
     with spawn(spec) as server:
         yield f"grpc://{server.address}"
+
+
+@contextlib.asynccontextmanager
+async def _joined(each: int) -> AsyncIterator[Collective]:
+    """Hosts that found each other by gossip: calls are encrypted, and carry passes."""
+    async with Collective.join(seed=1) as collective, LocalLauncher() as launcher:
+        spec = HostSpec(
+            collective.id,
+            agents=(f"{_MODULE}:plain",) * each,
+            limits={"queue_limit": 256},
+            seeds=(collective.seed_address.partition("/")[0],),
+        )
+        await asyncio.gather(*(launcher.start(spec) for _ in range(_HOSTS)))
+        for _ in range(1_200):  # a minute
+            if len(collective.registry.holders("bench.plain")) == _HOSTS * each:
+                break
+            await asyncio.sleep(0.05)
+        yield collective
 
 
 @contextlib.asynccontextmanager
