@@ -56,10 +56,25 @@ impl Span {
     }
 }
 
+/// One arc as it is stored.
 #[derive(Clone, Copy)]
-struct Arc {
+pub(crate) struct Arc {
     to: u32,
     until: u32,
+}
+
+impl Arc {
+    /// Sets the bit of the node that the arc leads to if the arc is live; says which node, and whether its bit is
+    /// new. Without a branch, which nobody could foretell.
+    #[inline(always)]
+    pub(crate) fn close(self, now: u32, closed: &mut [u64]) -> (u32, bool) {
+        let to = self.to & !LIMITED;
+        let word = &mut closed[to as usize / 64];
+        let bit = u64::from(now < self.until) << (to % 64);
+        let new = bit & !*word != 0;
+        *word |= bit;
+        (to, new)
+    }
 }
 
 /// Arcs of a cache line.
@@ -344,10 +359,9 @@ impl Graph {
         }
     }
 
-    /// For every arc that one of the nodes issued: sets the other end's bit in `closed` if the arc is live, and
-    /// says whether that is new. For many nodes: neither what an arc leads to nor how many there are makes a
-    /// branch, since nobody could foretell it.
-    pub(crate) fn spill(&self, nodes: &[u32], closed: &mut [u64], mut visit: impl FnMut(u32, bool)) {
+    /// Calls `visit` with every arc that one of the nodes issued, in long lists. For many nodes: how long the list
+    /// of each is would be a branch that nobody could foretell.
+    pub(crate) fn spill(&self, nodes: &[u32], mut visit: impl FnMut(&[Arc])) {
         /// Lists up to this length are copied, at this length, to where they make one long list.
         const SHORT: usize = 16;
         const ROOM: usize = 512;
@@ -355,15 +369,6 @@ impl Graph {
         const PLACE: usize = 24;
         const LIST: usize = 8;
         const LINES: usize = 3;
-        let now = self.now;
-        let mut take = |arc: Arc| {
-            let to = arc.to & !LIMITED;
-            let word = &mut closed[to as usize / 64];
-            let bit = u64::from(now < arc.until) << (to % 64);
-            let new = bit & !*word != 0;
-            *word |= bit;
-            visit(to, new);
-        };
         let mut joined = [Arc { to: 0, until: NEVER }; ROOM + SHORT];
         let mut len = 0;
         for (at, &node) in nodes.iter().enumerate() {
@@ -383,20 +388,18 @@ impl Graph {
                 joined[len..len + SHORT].copy_from_slice(arcs);
                 len += end - start;
                 if len >= ROOM {
-                    joined[..len].iter().copied().for_each(&mut take);
+                    visit(&joined[..len]);
                     len = 0;
                 }
             } else {
-                self.outs[start..end].iter().copied().for_each(&mut take);
+                visit(&self.outs[start..end]);
             }
             self.each_late_out(node, |seen| {
-                take(Arc {
-                    to: seen.node,
-                    until: seen.until,
-                });
+                let (to, until) = (seen.node, seen.until);
+                visit(&[Arc { to, until }]);
             });
         }
-        joined[..len].iter().copied().for_each(&mut take);
+        visit(&joined[..len]);
     }
 
     /// As `each_out`, of the arcs that came after the last compaction.

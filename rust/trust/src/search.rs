@@ -152,17 +152,24 @@ fn search(
             let frontier = queue[start..].to_vec();
             if only_count && steps + 1 == walk.limit() {
                 let mut count = 0;
-                graph.spill(&frontier, &mut ahead.0, |_, new| count += usize::from(new));
+                graph.spill(&frontier, |arcs| {
+                    for arc in arcs {
+                        count += usize::from(arc.close(now, &mut ahead.0).1);
+                    }
+                });
                 return count;
             }
             let mut len = end;
-            graph.spill(&frontier, &mut ahead.0, |to, new| {
-                // Written down before it is known whether it counts.
-                match queue.get_mut(len) {
-                    Some(place) => *place = to,
-                    None => queue.push(to),
+            graph.spill(&frontier, |arcs| {
+                // Each is written down before it is known whether it counts.
+                if queue.len() < len + arcs.len() {
+                    queue.resize(len + arcs.len() + ROOM, 0);
                 }
-                len += usize::from(new);
+                for arc in arcs {
+                    let (to, new) = arc.close(now, &mut ahead.0);
+                    queue[len] = to;
+                    len += usize::from(new);
+                }
             });
             queue.truncate(len);
             start = end;
@@ -195,6 +202,8 @@ fn search(
 
 /// Frontiers at least as long are followed without branches.
 const DENSE: usize = 256;
+/// Places that a queue grows by then.
+const ROOM: usize = 4096;
 
 /// Collects the ends of layers, if anybody wants them.
 struct Layers<'a>(Option<&'a mut Vec<usize>>);
