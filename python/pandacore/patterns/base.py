@@ -64,12 +64,17 @@ __all__ = [
     "error_to_json",
     "fold",
     "joined",
+    "repetition",
     "short_hash",
     "subtask_digests",
 ]
 
 RUN: Final = ""
 """The key in ``Finish.failed`` for an error of the run itself rather than of one subtask."""
+
+
+REPEATS: Final = 3
+"""Times that the same rejected output may come before it is a loop."""
 
 
 class Reason(StrEnum):
@@ -516,6 +521,22 @@ def _digests(plan: Plan, root: str) -> dict[str, str]:
         count = seen[base] = seen.get(base, 0) + 1
         digests[subtask_id] = base if count == 1 else f"{base}.{count}"
     return digests
+
+
+def repetition(subtask_id: str, rejected: Sequence[Sequence[str]], reason: str) -> errors.LoopDetected | None:
+    """The error once an output came a third time that was rejected before; else None.
+
+    ``rejected`` holds (hash of the output, author) of every rejected output of the subtask, the newest last.
+    """
+    same = [author for mark, author in rejected if mark == rejected[-1][0]]
+    if len(same) < REPEATS:
+        return None
+    return errors.LoopDetected(
+        f"the same rejected output came {len(same)} times: {reason}",
+        cycle=[f"{subtask_id} by {author}" for author in same],
+        where=f"subtask {subtask_id!r}",
+        hint="change the instruction or the contract",
+    )
 
 
 def error_to_json(error: PandacoreError) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from pandacore.patterns.base import (
     canonical,
     error_from_json,
     error_to_json,
+    repetition,
     short_hash,
     subtask_digests,
 )
@@ -500,6 +501,8 @@ class _ChainNode(Machine):
             assert hold is not None
             if tuple(hold["g"]) == tuple(m["g"]) and hold["succ"] == sender:
                 self._keep(k, refused=[*hold["refused"], m["error"]])
+                if m.get("rejected"):
+                    self.put("holds", str(k), "payload", "rejected", value=m["rejected"])
                 error = error_from_json(m["error"])
                 if not m["again"]:
                     self.send(sender, "REFUSE_ACK", k=m["k"])
@@ -695,18 +698,28 @@ class _ChainNode(Machine):
         hold = None if k is None else self._hold(k)
         if k is None or hold is None or hold["phase"] != "run":
             return
-        waiting = k in self._judging
+        under_judgement = k in self._judging
         output = self._judging.pop(k, None)
         del self._running[key]
-        if ok and waiting:
+        if ok and under_judgement:
             self._made(k, output)
-        elif waiting and not hold.get("revised"):
+            return
+        loop = None
+        if under_judgement:
+            # Goes along with the payload, so that whoever gets it next knows what was rejected before.
+            known = hold["payload"].get("rejected", {}).get(key[0], [])
+            rejected = [*known, [short_hash(output), self.me]]
+            self.put("holds", str(k), "payload", "rejected", key[0], value=rejected)
+            loop = repetition(key[0], rejected, reason)
+        if loop is not None:
+            self._refuse(k, loop, faulty=False, again=False)
+        elif under_judgement and not hold.get("revised"):
             self._keep(k, revised=True)
             self.note("drift", subtask=key[0], agent=self.me, reason=reason)
             previous = output if len(canonical(output)) <= 4_096 else None
             self._run_step(k, {"reason": reason, "previous": previous})
         else:
-            if not waiting:
+            if not under_judgement:
                 self.do(StopExecution(*key, self.me))
             self._refuse(
                 k, errors.InvalidOutput(reason, where=f"subtask {key[0]!r}"), faulty=True, again=True
@@ -745,7 +758,10 @@ class _ChainNode(Machine):
 
     def _refuse(self, k: int, error: PandacoreError, *, faulty: bool, again: bool) -> None:
         """Give the payload back to its predecessor, which still has it: somebody else shall do it."""
-        refusal = {"error": error_to_json(error), "faulty": faulty, "again": again}
+        hold = self._hold(k)
+        assert hold is not None
+        rejected = hold["payload"].get("rejected", {})
+        refusal = {"error": error_to_json(error), "faulty": faulty, "again": again, "rejected": rejected}
         self._keep(k, phase="refused", refusal=refusal)
         self._send_refusal(k)
 

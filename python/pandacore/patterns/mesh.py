@@ -42,6 +42,7 @@ from pandacore.patterns.base import (
     canonical,
     error_from_json,
     error_to_json,
+    repetition,
     short_hash,
     subtask_digests,
 )
@@ -1348,6 +1349,11 @@ class MeshRoot(_MeshNode):
             return
         drifts = self.state["drifted"].get(digest, {})
         self.note("drift", subtask=key[0], agent=sender, reason=reason)
+        rejected = [*self.state.get("rejected", {}).get(digest, []), [short_hash(output), sender]]
+        self.put("rejected", digest, value=rejected)
+        if (loop := repetition(key[0], rejected, reason)) is not None:
+            self._stuck_at(digest, loop)
+            return
         if sender in drifts:
             self._evict(sender, Reason.FAULTY, reason)
             return

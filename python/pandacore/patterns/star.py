@@ -41,6 +41,7 @@ from pandacore.patterns.base import (
     canonical,
     error_from_json,
     error_to_json,
+    repetition,
     short_hash,
     subtask_digests,
 )
@@ -845,16 +846,9 @@ class _Star(StarNode):
         mark = short_hash(output)
         rejected = [*hub["rejected"].get(digest, ()), [mark, agent or ""]]
         self.put("hub", "rejected", digest, value=rejected)
-        same = [author for other, author in rejected if other == mark]
         self.note("drift", subtask=self._id[digest], agent=agent, reason=reason)
-        if len(same) >= 3:
+        if (loop := repetition(self._id[digest], rejected, reason)) is not None:
             self._close(key)
-            loop = errors.LoopDetected(
-                f"the same rejected output came {len(same)} times: {reason}",
-                cycle=[f"{self._id[digest]} by {author}" for author in same],
-                where=f"subtask {self._id[digest]!r}",
-                hint="change the instruction or the contract",
-            )
             self._stuck_at(digest, loop)
         elif agent is not None and hub["drifted"].get(digest) != agent:
             self.put("hub", "drifted", digest, value=agent)
