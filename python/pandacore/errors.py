@@ -71,6 +71,7 @@ __all__ = [
     "UnknownCapability",
     "UnknownId",
     "UnknownOutcome",
+    "UnknownPrice",
     "UnknownQuestion",
     "UnknownRun",
     "UnsupportedFeature",
@@ -404,6 +405,12 @@ class BudgetExceeded(PandacoreError):
         self.limit = limit
         self.used = used
         self.asked = asked
+
+
+class UnknownPrice(PandacoreError, KeyError):
+    """Cost is capped and nobody said what this model costs; nothing was called."""
+
+    __str__ = PandacoreError.__str__
 
 
 class DeadlineExceeded(PandacoreError, TimeoutError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -82,15 +83,40 @@ class Budget:
         Subtask executions, retries included.
     replans : int
         Changes of the plan after it got stuck; 0: none.
+    hops : int, optional
+        Times that work passes from one agent to another: hand-offs along a chain, and executions that are
+        repeated by another agent after a failure or a loss.
+    cost : float, optional
+        Money for all model calls together, by ``prices``. A model without a price is then ``UnknownPrice``.
+    prices : mapping of str to (float, float)
+        What 1,000 prompt tokens and 1,000 completion tokens of each model cost, in any one currency.
+    agent_tokens, agent_cost, agent_steps : optional
+        The same caps for each single agent. One that has used up its part gets nothing more of this run;
+        another one with the capability goes on.
     """
 
     tokens: int | None = None
     wall_s: float | None = 300.0
     steps: int | None = 1_000
     replans: int = 3
+    hops: int | None = None
+    cost: float | None = None
+    prices: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    agent_tokens: int | None = None
+    agent_cost: float | None = None
+    agent_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "wall_s", "steps"):
+        for name in (
+            "tokens",
+            "wall_s",
+            "steps",
+            "hops",
+            "cost",
+            "agent_tokens",
+            "agent_cost",
+            "agent_steps",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(
@@ -98,10 +124,29 @@ class Budget:
                 )
         if not 0 <= self.replans <= 1_000:
             raise ConfigError(f"must be 0 to 1000, not {self.replans}", where="Budget.replans", hint="use 3")
+        for model, price in self.prices.items():
+            if len(price) != 2 or not all(0 <= p < math.inf for p in price):
+                raise ConfigError(
+                    f"the price of {model!r} is {price!r}, not two numbers from 0 up",
+                    where="Budget.prices",
+                    hint="give what 1,000 prompt tokens and 1,000 completion tokens cost",
+                )
+        for name, whole in (
+            ("agent_tokens", self.tokens),
+            ("agent_cost", self.cost),
+            ("agent_steps", self.steps),
+        ):
+            part = getattr(self, name)
+            if part is not None and whole is not None and part > whole:
+                raise ConfigError(
+                    f"one agent may not have more than the run: {part} of {whole}",
+                    where=f"Budget.{name}",
+                    hint="lower it",
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """The caps as JSON-ready data."""
-        return _flat(self)
+        return {**_flat(self), "prices": {m: list(p) for m, p in self.prices.items()}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Budget:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pandacore.errors import BudgetExceeded, DeadlineExceeded
+from pandacore.models.prices import PricedLedger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -63,11 +65,9 @@ class BoundModel:
 
     async def chat(self, request: ChatRequest, *, deadline_s: float | None = None) -> ChatResult:
         """See :meth:`ModelClient.chat`."""
-        result = await self._client.chat(
-            request, deadline_s=self._deadline_s(deadline_s), budget=self._ledger
-        )
-        self._spent(result.usage)
-        return result
+        ledger = await self._priced(request.model)
+        result = await self._client.chat(request, deadline_s=self._deadline_s(deadline_s), budget=ledger)
+        return self._charged(result, ledger)
 
     async def chat_stream(
         self, request: ChatRequest, *, deadline_s: float | None = None
@@ -75,14 +75,12 @@ class BoundModel:
         """See :meth:`ModelClient.chat_stream`."""
         from contextlib import aclosing
 
-        stream = self._client.chat_stream(
-            request, deadline_s=self._deadline_s(deadline_s), budget=self._ledger
-        )
+        ledger = await self._priced(request.model)
+        stream = self._client.chat_stream(request, deadline_s=self._deadline_s(deadline_s), budget=ledger)
         async with aclosing(stream):
             async for delta in stream:
-                if delta.result is not None:
-                    self._spent(delta.result.usage)
-                yield delta
+                whole = delta.result
+                yield delta if whole is None else replace(delta, result=self._charged(whole, ledger))
 
     async def generate_json(
         self,
@@ -97,6 +95,7 @@ class BoundModel:
     ) -> ChatResult:
         """See :meth:`ModelClient.generate_json`."""
         options: dict[str, Any] = {} if sampling is None else {"sampling": sampling}
+        ledger = await self._priced("")
         result = await self._client.generate_json(
             messages,
             schema,
@@ -104,11 +103,10 @@ class BoundModel:
             metadata=metadata,
             max_tokens=max_tokens,
             deadline_s=self._deadline_s(deadline_s),
-            budget=self._ledger,
+            budget=ledger,
             **options,
         )
-        self._spent(result.usage)
-        return result
+        return self._charged(result, ledger)
 
     async def embed(self, texts: Sequence[str], *, deadline_s: float | None = None) -> NDArray[np.float32]:
         """See :meth:`ModelClient.embed`."""
@@ -123,6 +121,19 @@ class BoundModel:
     async def list_models(self) -> tuple[ModelInfo, ...]:
         """See :meth:`ModelClient.list_models`."""
         return await self._client.list_models(deadline_s=self._deadline_s(None))
+
+    async def _priced(self, model: str) -> TokenLedger:
+        """The ledger of one call: where cost is capped, of the model that will answer."""
+        if not isinstance(self._ledger, PricedLedger):
+            return self._ledger
+        return self._ledger.of(model or await self._client.default_model())
+
+    def _charged(self, result: ChatResult, ledger: TokenLedger) -> ChatResult:
+        """Count an answer, with what it cost."""
+        if isinstance(ledger, PricedLedger):
+            result = replace(result, usage=replace(result.usage, cost=ledger.exact(result.usage)))
+        self._spent(result.usage)
+        return result
 
     def _deadline_s(self, wanted: float | None) -> float | None:
         if self._ledger.limit == 0:

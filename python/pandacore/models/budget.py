@@ -158,6 +158,11 @@ class Reservation:
         self._open = False
         self._ledger._settle(self.tokens, max(0, actual))
 
+    def adjust(self, by: int) -> None:
+        """Close it and change what was spent by so much, up or down."""
+        self._open = False
+        self._ledger._settle(self.tokens, by)
+
     def release(self) -> None:
         """Give everything back: nothing was spent. Does nothing when settled."""
         if self._open:

@@ -145,6 +145,7 @@ class ModelClient:
             raise ConfigError(f"{target!r} is no address", where="ModelClient.target", hint="write host:port")
         self.target = target
         self.model = model
+        self._default = ""
         self.config = config or ModelClientConfig()
         self._clock: Clock = clock or SystemClock()
         self._rng = rng or random.Random()
@@ -430,6 +431,13 @@ class ModelClient:
             self._deadline(deadline_s),
         )
         return tuple(wire.info_from_pb(info) for info in response.models)
+
+    async def default_model(self) -> str:
+        """The model that answers requests which name none. Asked for once."""
+        if not self.model and not self._default:
+            models = await self.list_models()
+            self._default = models[0].id if models else ""
+        return self.model or self._default
 
     async def abort(self, request_id: str, *, deadline_s: float = 5.0) -> bool:
         """Stop the call with this request id, from outside of it; False if the server knows none.

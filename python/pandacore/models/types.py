@@ -283,13 +283,15 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call. ``total_tokens`` is prompt and completion together."""
+    """Tokens of one call. ``total_tokens`` is prompt and completion together; ``cost`` is in the currency of
+    ``Budget.prices``, 0 where no prices are known."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
     cached_prompt_tokens: int = 0
     reasoning_tokens: int = 0
+    cost: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -298,6 +300,7 @@ class Usage:
             self.total_tokens + other.total_tokens,
             self.cached_prompt_tokens + other.cached_prompt_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
+            self.cost + other.cost,
         )
 
 

@@ -264,6 +264,7 @@ def usage_to_pb(usage: Usage) -> pb.Usage:
         total_tokens=usage.total_tokens or usage.prompt_tokens + usage.completion_tokens,
         cached_prompt_tokens=usage.cached_prompt_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        cost=usage.cost,
     )
 
 
@@ -275,6 +276,7 @@ def usage_from_pb(usage: pb.Usage) -> Usage:
         usage.total_tokens,
         usage.cached_prompt_tokens,
         usage.reasoning_tokens,
+        usage.cost,
     )
 
 

@@ -63,6 +63,8 @@ __all__ = [
     "error_from_json",
     "error_to_json",
     "fold",
+    "hop_cap",
+    "is_wall",
     "joined",
     "repetition",
     "short_hash",
@@ -423,6 +425,8 @@ class Limits:
         Changes of the plan.
     steps : int
         Executions in the whole run.
+    hops : int
+        Times that work passes from one agent to another.
     generations : int
         Chain: reissues of a hand-off.
     rounds : int
@@ -444,6 +448,7 @@ class Limits:
     swaps: int = 8
     replans: int = 3
     steps: int = 1_000
+    hops: int = 2**31
     generations: int = 16
     rounds: int = 3
     debates: int = 2
@@ -521,6 +526,28 @@ def _digests(plan: Plan, root: str) -> dict[str, str]:
         count = seen[base] = seen.get(base, 0) + 1
         digests[subtask_id] = base if count == 1 else f"{base}.{count}"
     return digests
+
+
+def hop_cap(limits: Limits, used: int, where: str) -> errors.BudgetExceeded | None:
+    """The error if work may not pass on once more; else None."""
+    if used < limits.hops or "forget_cap" in PLANTED:
+        return None
+    return errors.BudgetExceeded(
+        f"work has passed on {used} times, {where!r} would be one more",
+        kind="hops",
+        limit=limits.hops,
+        used=used,
+        asked=1,
+        where="Limits.hops",
+        hint="raise Limits(hops=…); the finished outputs are kept",
+    )
+
+
+def is_wall(error: PandacoreError) -> bool:
+    """Whether another agent would fail at it as well. The cap of a single agent is no wall for others."""
+    if isinstance(error, errors.BudgetExceeded):
+        return not error.kind.startswith("agent_")
+    return isinstance(error, errors.PayloadTooLarge | errors.Cancelled | errors.UnknownPrice)
 
 
 def repetition(subtask_id: str, rejected: Sequence[Sequence[str]], reason: str) -> errors.LoopDetected | None:

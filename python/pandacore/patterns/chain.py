@@ -41,6 +41,8 @@ from pandacore.patterns.base import (
     canonical,
     error_from_json,
     error_to_json,
+    hop_cap,
+    is_wall,
     repetition,
     short_hash,
     subtask_digests,
@@ -373,6 +375,12 @@ class _ChainNode(Machine):
     def _hand(self, k: int, step: int, peer: str) -> None:
         hold = self._hold(k)
         assert hold is not None
+        hops = int(hold["payload"].get("hops", 0))
+        if (cap := hop_cap(self.limits, hops, self._steps(hold["payload"])[step]["id"])) is not None:
+            self._fail(k, cap)
+            return
+        if k != ROOT or hold["tried"]:  # the first step is given to an agent, not passed on
+            self.put("holds", str(k), "payload", "hops", value=hops + 1)
         self._keep(k, succ=peer, accepted=False, beyond=None, tried=[*hold["tried"], peer])
         self._resends[k] = 0
         self.note("hand", step=step, to=peer, generation=hold["g"])
@@ -499,7 +507,9 @@ class _ChainNode(Machine):
         for k in self._active():
             hold = self._hold(k)
             assert hold is not None
-            if tuple(hold["g"]) == tuple(m["g"]) and hold["succ"] == sender:
+            # An agent may hold several steps in a row: only the one before the refused step is meant.
+            before = self._next(k, hold["payload"]) == m["k"]
+            if before and tuple(hold["g"]) == tuple(m["g"]) and hold["succ"] == sender:
                 self._keep(k, refused=[*hold["refused"], m["error"]])
                 if m.get("rejected"):
                     self.put("holds", str(k), "payload", "rejected", value=m["rejected"])
@@ -731,8 +741,7 @@ class _ChainNode(Machine):
         if k is None or hold is None or hold["phase"] != "run":
             return
         self.note("attempt_failed", subtask=key[0], agent=self.me, error=str(error))
-        wall = isinstance(error, errors.BudgetExceeded | errors.PayloadTooLarge | errors.Cancelled)
-        again = not wall and (not executed or hold["payload"]["idempotent"])
+        again = not is_wall(error) and (not executed or hold["payload"]["idempotent"])
         self._refuse(k, error, faulty=False, again=again)
 
     def _asked(self, asked: Asked) -> None:

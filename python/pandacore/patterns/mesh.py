@@ -42,6 +42,8 @@ from pandacore.patterns.base import (
     canonical,
     error_from_json,
     error_to_json,
+    hop_cap,
+    is_wall,
     repetition,
     short_hash,
     subtask_digests,
@@ -733,8 +735,7 @@ class MeshMember(_MeshNode):
         digest = self._running.pop(key, None)
         if digest is None:
             return
-        wall = isinstance(error, errors.BudgetExceeded | errors.PayloadTooLarge | errors.Cancelled)
-        again = not wall and (not executed or self.shared["idempotent"])
+        again = not is_wall(error) and (not executed or self.shared["idempotent"])
         giveup = {"id": key[0], "error": error_to_json(error), "again": again}
         self._giveups[digest] = giveup
         self.send(self._root, "GIVEUP", digest=digest, **giveup)
@@ -1122,6 +1123,15 @@ class MeshRoot(_MeshNode):
         self._provide()
         self._check_done()
 
+    def _hop(self, subtask_id: str) -> bool:
+        """Work passes to another member: False, and the end of the run, if it may not."""
+        hops = int(self.state.get("hops", 0))
+        if (cap := hop_cap(self.limits, hops, subtask_id)) is not None:
+            self._end(None, {subtask_id: cap})
+            return False
+        self.put("hops", value=hops + 1)
+        return True
+
     def _provide(self) -> None:
         """Look for members where a capability that is needed has none."""
         if self._work is None or self._reforming:
@@ -1377,6 +1387,8 @@ class MeshRoot(_MeshNode):
         self._change(blamed={**self.shared["blamed"], digest: [*blamed, sender]})
         if not m["again"] or (fails >= self.limits.attempts and "forget_cap" not in self.planted):
             self._stuck_at(digest, error)
+        elif not self._hop(work.id[digest]):
+            pass
         elif not self._workers(digest):
             self._seek_for(work.plan[work.id[digest]].capability)
         elif self.shared["debate"]:
@@ -1436,6 +1448,9 @@ class MeshRoot(_MeshNode):
                 )
                 self._end(None, {work.id[busy]: lost})
                 return
+        held = [] if work is None else [d for d in work.ready if peer in self._workers(d)]
+        if work is not None and held and not self._hop(work.id[held[0]]):
+            return
         self._evict(peer, Reason.CRASH, "lost")
         if self.done or shared["elect"] is None:
             return

@@ -41,6 +41,8 @@ from pandacore.patterns.base import (
     canonical,
     error_from_json,
     error_to_json,
+    hop_cap,
+    is_wall,
     repetition,
     short_hash,
     subtask_digests,
@@ -523,14 +525,20 @@ class _Star(StarNode):
             )
             self._end(None, {subtask_id: steps})
             return
-        self._commit = True  # a new attempt is no business of a hub that was deposed (S4)
         attempt = hub["attempts"].get(subtask_id, 0) + 1
+        pause = hub["pauses"].get(digest)
+        if not revise and (hub["fails"].get(digest) or hub["swaps"].get(digest)):
+            if (cap := hop_cap(self.limits, hub.get("hops", 0), subtask_id)) is not None:
+                self._end(None, {subtask_id: cap})
+                return
+            self.put("hub", "hops", value=hub.get("hops", 0) + 1)
+        self._commit = True  # a new attempt is no business of a hub that was deposed (S4)
         self.put("hub", "steps", value=hub["steps"] + 1)
         self.put("hub", "attempts", subtask_id, value=attempt)
         flight: dict[str, Any] = {"d": digest, "a": peer, "c": list(candidates)}
         if revise:
             flight["revise"] = dict(revise)
-        if (pause := hub["pauses"].get(digest)) is not None:
+        if pause is not None:
             flight["given"] = list(pause["answers"])
         key = flight_key(subtask_id, attempt)
         self.put("hub", "flights", key, value=flight)
@@ -748,8 +756,10 @@ class _Star(StarNode):
 
     def _may_repeat(self, error: PandacoreError, executed: bool) -> bool:
         match error:
-            case errors.BudgetExceeded() | errors.PayloadTooLarge() | errors.Cancelled() | errors.NoTeam():
-                return False  # another agent would meet the same wall
+            case errors.NoTeam():
+                return False
+            case _ if is_wall(error):
+                return False
             case errors.UnknownOutcome():
                 return bool(self._hub["idempotent"])
             case _:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pandacore import errors
 from pandacore.journal import Kind
-from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
 from pandacore.models.wire import documents_to_pb, usage_from_pb
 from pandacore.patterns import MACHINES, base
 from pandacore.patterns.questions import question_id
 from pandacore.plan import Plan, Subtask
 from pandacore.planning import plan_by_model, plan_by_rule
-from pandacore.rpc.errors import from_detail
+from pandacore.rpc.errors import from_detail, to_detail
 from pandacore.rpc.v1 import agent_pb2, model_pb2
 from pandacore.task import (
     Budget,
@@ -54,6 +53,7 @@ from pandacore.team.contract import check_contracts
 from pandacore.team.crew import Crew
 from pandacore.team.engine import FAILOVER, Engine, build
 from pandacore.team.links import Links
+from pandacore.team.purse import Purse, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from pandacore.broker import CapabilityMatch
     from pandacore.journal import Journal
     from pandacore.models.bound import BoundModel
-    from pandacore.models.budget import Reservation
     from pandacore.models.client import ModelClient
     from pandacore.team.assembly import Assembler
     from pandacore.team.client import AgentEvent
@@ -152,9 +151,10 @@ class Run(Engine):
         self._planner = planner
         self._past = past
         self._began = monotonic()
-        self._ledger = TokenLedger(budget.tokens, name="Budget.tokens")
+        self._purse = Purse(budget)
+        self._prices_json = _ENCODE(budget.to_dict()["prices"]) if self._purse.capped_cost else ""
         self._usage = past.usage if past else Usage()
-        self._ledger.reserve(0).settle(self._usage.total_tokens)
+        self._purse.charge(self._usage)
         self._unshared = 0
         self._events: list[Event] = []
         self._progress_events = 0
@@ -168,7 +168,7 @@ class Run(Engine):
         self._completed: dict[tuple[str, int], tuple[str, Completed, Any]] = {}
         self._authors: dict[tuple[str, int], bytes] = {}
         self._crew: Crew | None = None
-        self._reserved: dict[tuple[str, str, int], Reservation] = {}
+        self._reserved: dict[tuple[str, str, int], Share] = {}
         self._done_by_members: dict[str, Any] = {}
         self._begun: set[str] = set()
         self._writes: set[asyncio.Task[None]] = set()
@@ -484,6 +484,7 @@ class Run(Engine):
     def _limits(self) -> base.Limits:
         return base.Limits(
             steps=self._budget.steps or 2**31,
+            hops=self._budget.hops or 2**31,
             replans=self._budget.replans,
             retransmit_s=1.0 if self._has_members else None,
             patience_s=PATIENCE_S[self._services.model is not None],
@@ -516,7 +517,10 @@ class Run(Engine):
         if self._services.model is None:
             return None
         return BoundModel(
-            self._services.model, ledger=self._ledger, remaining_s=self._remaining_s, spent=self._spend
+            self._services.model,
+            ledger=self._purse.ledger(),
+            remaining_s=self._remaining_s,
+            spent=self._spend,
         )
 
     def _spend(self, usage: Usage) -> None:
@@ -583,7 +587,9 @@ class Run(Engine):
             plan_json=json.dumps(self._plan.to_dict(), ensure_ascii=False) if self._plan else "",
             may_replan=self._drafted or self._source == "model",
             vocabulary_json=vocabulary,
-            unlimited_tokens=self._budget.tokens is None,
+            unlimited_tokens=not self._purse.capped_tokens,
+            prices_json=self._prices_json,
+            asks_first=self._purse.capped,
             deadline_ms=0 if left is None else max(int(left * 1000), 1),
             lease_ms=int(LEASE_S[durable] * 1000),
             outlives_root=durable,
@@ -610,10 +616,14 @@ class Run(Engine):
             return agent_pb2.AskReply(peer=agent_pb2.Peer(name=peer, address=self._links.book[peer]))
         key = (request.sender, request.reserve.subtask_id, request.reserve.attempt)
         if key not in self._reserved:
-            left = self._ledger.remaining
             self._begun.add(key[1])
-            self._reserved[key] = self._ledger.reserve(0 if left is None else left // self._sharers(key[1]))
-        return agent_pb2.AskReply(tokens=self._reserved[key].tokens)
+            agent_id = bytes.fromhex(request.sender)
+            try:
+                self._reserved[key] = self._purse.take(agent_id, self._sharers(key[1]), step=key[2] > 0)
+            except errors.BudgetExceeded as error:
+                return agent_pb2.AskReply(refused=to_detail(error))
+        share = self._reserved[key]
+        return agent_pb2.AskReply(tokens=share.tokens, cost=share.cost)
 
     def _sharers(self, subtask_id: str) -> int:
         """How many subtasks may begin now, and so share what is left."""
@@ -694,8 +704,10 @@ class Run(Engine):
                 pass
 
     def _settle(self, key: tuple[str, str, int], usage: Usage) -> None:
-        reservation = self._reserved.pop(key, None) or self._ledger.reserve(0)
-        reservation.settle(usage.total_tokens)
+        if (share := self._reserved.pop(key, None)) is not None:
+            share.settle(usage)
+        else:
+            self._purse.charge(usage)
         self._account(usage)
 
     def _account(self, usage: Usage) -> None:
@@ -853,7 +865,11 @@ class Run(Engine):
         last = self._last_failures.get(subtask_id)
         if last is not None and last.message == error.message:
             return last
-        if error.where in ("Limits.steps", "Limits.replans"):  # callers set these caps through the budget
+        if error.where in (
+            "Limits.steps",
+            "Limits.replans",
+            "Limits.hops",
+        ):  # callers set these caps through the budget
             error.where = error.where.replace("Limits", "Budget")
             error.hint = (error.hint or "").replace("Limits(", "Budget(")
         return Failure.of(error, subtask_id=subtask_id or None, agent=last.agent if last else None)
@@ -883,7 +899,7 @@ class Run(Engine):
 
     async def _execute(self, execute: base.Execute) -> Any:
         subtask = self._subtask(execute.subtask_id)
-        reservation = self._share_tokens()
+        share: Share | None = None
         spent = Usage()
         wait_s = _BACKOFF_S[0]
         key = (execute.subtask_id, execute.attempt)
@@ -892,6 +908,9 @@ class Run(Engine):
             while True:
                 agent_id = self._choose(execute) or await self._recruit(execute, subtask.capability)
                 self._assigned[key] = agent_id
+                if share is None:  # after a full queue it keeps what was set aside
+                    share = self._purse.take(agent_id, self._unshared)
+                    self._unshared -= 1
                 request = agent_pb2.AssignRequest(
                     agent_id=agent_id,
                     run_id=self.id,
@@ -905,8 +924,10 @@ class Run(Engine):
                     priority=self.task.priority,
                     idempotency_key=f"{self.id}/{subtask.id}",
                     metadata_json=self._metadata_json,
-                    token_budget=0 if reservation is None else reservation.tokens,
-                    unlimited_tokens=reservation is None,
+                    token_budget=share.tokens,
+                    unlimited_tokens=share.tokens is None,
+                    cost_budget=share.cost,
+                    prices_json=self._prices_json,
                     contract_json=json.dumps(execute.contract.to_dict()) if execute.contract else "",
                     only_if_known=execute.again,
                     orphan_grace_ms=int(ORPHAN_GRACE_S * 1000) if self._services.journal else 0,
@@ -926,8 +947,10 @@ class Run(Engine):
                 await asyncio.sleep(self._services.random.uniform(wait_s / 2, wait_s))
                 wait_s = min(wait_s * 2, _BACKOFF_S[1])
         finally:
-            if reservation is not None:
-                reservation.settle(spent.total_tokens)
+            if share is None:
+                self._unshared -= 1
+            else:
+                share.settle(spent)
             self._spend(spent)
 
     def _subtask(self, subtask_id: str) -> Subtask:
@@ -948,11 +971,12 @@ class Run(Engine):
         for (other, number), agent_id in self._assigned.items():
             at_it = other == subtask_id and number != attempt
             taken[agent_id] = taken.get(agent_id, 0) + (_AT_IT if at_it else 1)
+        affords = self._purse.affords
         best: bytes | None = None
         least = (0, 0)
         for agent_id in map(bytes.fromhex, execute.candidates):
             mine = taken.get(agent_id, 0)
-            if (best is None or mine <= least[0]) and directory.usable(agent_id):
+            if (best is None or mine <= least[0]) and directory.usable(agent_id) and affords(agent_id):
                 rank = (mine, directory.load(agent_id))
                 if best is None or rank < least:
                     best, least = agent_id, rank
@@ -960,9 +984,16 @@ class Run(Engine):
 
     async def _recruit(self, execute: base.Execute, capability: str) -> bytes:
         """Somebody who is in the team from now on, as none of the candidates is left."""
-        extra = await self._services.assembler.form(
-            {capability: 1}, self.id, exclude=frozenset(map(bytes.fromhex, execute.candidates))
-        )
+        candidates = [*map(bytes.fromhex, execute.candidates)]
+        try:
+            extra = await self._services.assembler.form(
+                {capability: 1}, self.id, exclude=frozenset(candidates)
+            )
+        except errors.NoTeam:
+            spent_up = next((a for a in candidates if not self._purse.affords(a)), None)
+            if spent_up is None:
+                raise
+            return spent_up  # the error of its cap says more
         self._team = dataclasses.replace(self._team, members=(*self._team.members, *extra.members))
         return extra.members[0].agent_id
 
@@ -1019,17 +1050,6 @@ class Run(Engine):
         self._authors[request.subtask_id, request.attempt] = request.agent_id
         self._completed[request.subtask_id, request.attempt] = (name, event, output)
         return output
-
-    def _share_tokens(self) -> Reservation | None:
-        """An equal share of what is left for each attempt that has none yet; 0 means no model calls.
-
-        None: there is no cap.
-        """
-        self._unshared -= 1
-        if self._budget.tokens is None:
-            return None
-        left = self._ledger.remaining
-        return self._ledger.reserve((left or 0) // max(self._unshared + 1, 1))
 
     # -- events and the end --------------------------------------------------------------------------
 

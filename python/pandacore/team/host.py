@@ -21,7 +21,6 @@ from grpc_reflection.v1alpha import reflection
 from pandacore import errors
 from pandacore.agent import no_model
 from pandacore.models.bound import BoundModel
-from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
 from pandacore.models.wire import documents_from_pb, usage_to_pb
 from pandacore.patterns.base import Contract
@@ -35,6 +34,7 @@ from pandacore.team.client import asked_to_pb
 from pandacore.team.clients import Clients
 from pandacore.team.desk import serve_link
 from pandacore.team.member import Nodes
+from pandacore.team.purse import share_ledger
 from pandacore.team.queue import WorkQueue
 from pandacore.team.tls import server_credentials
 
@@ -717,7 +717,9 @@ class Host:
             return None
         request = job.request
         limit = None if request.unlimited_tokens else request.token_budget
-        ledger = TokenLedger(limit, name=f"subtask {request.subtask_id!r}")
+        ledger = share_ledger(
+            limit, request.cost_budget, request.prices_json, f"subtask {request.subtask_id!r}"
+        )
         return BoundModel(self.model, ledger=ledger, remaining_s=job.remaining_s, spent=job.spend)
 
 

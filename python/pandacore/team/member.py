@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pandacore import errors
 from pandacore.models.bound import BoundModel
-from pandacore.models.budget import TokenLedger
 from pandacore.models.types import Usage
 from pandacore.models.wire import documents_from_pb, usage_from_pb, usage_to_pb
 from pandacore.patterns import MACHINES, base
 from pandacore.plan import Plan
 from pandacore.planning import plan_by_model, plan_by_rule, rank_by_model
-from pandacore.rpc.errors import to_detail
+from pandacore.rpc.errors import from_detail, to_detail
 from pandacore.rpc.v1 import agent_pb2
 from pandacore.task import Task
 from pandacore.team.client import SubtaskError, failure_of
 from pandacore.team.engine import FAILOVER, Engine, build
 from pandacore.team.links import Links
+from pandacore.team.purse import share_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -176,6 +176,7 @@ class Member(Engine):
         capability, instruction = self._subtask(execute)
         spec = self._spec
         key = (execute.subtask_id, execute.attempt)
+        share = await self._share(*key)
         request = agent_pb2.AssignRequest(
             agent_id=self._worker.agent.id,
             run_id=self.run_id,
@@ -189,8 +190,10 @@ class Member(Engine):
             priority=spec.priority,
             idempotency_key=f"{self.run_id}/{execute.subtask_id}",
             metadata_json=spec.metadata_json,
-            token_budget=0 if spec.unlimited_tokens else await self._tokens(*key),
+            token_budget=share.tokens,
             unlimited_tokens=spec.unlimited_tokens,
+            cost_budget=share.cost,
+            prices_json=spec.prices_json,
             contract_json=json.dumps(execute.contract.to_dict()) if execute.contract else "",
         )
         report = agent_pb2.NodeReport(
@@ -273,12 +276,19 @@ class Member(Engine):
             await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
             wait_s = min(wait_s * 2, _BACKOFF_S[1])
 
-    async def _tokens(self, subtask_id: str, attempt: int) -> int:
+    async def _share(self, subtask_id: str, attempt: int) -> agent_pb2.AskReply:
+        """What an execution may spend; a typed error if a cap of this agent is used up."""
+        if not self._spec.asks_first:
+            return agent_pb2.AskReply()
         reserve = agent_pb2.Reserve(subtask_id=subtask_id, attempt=attempt)
         try:
-            return int((await self._question(reserve=reserve)).tokens)
+            reply = await self._question(reserve=reserve)
         except errors.ConnectionLost:
-            return 0  # the budget is gone with the entrypoint: the work goes on without model calls
+            # The budget is gone with the entrypoint: the work goes on without model calls.
+            return agent_pb2.AskReply()
+        if reply.HasField("refused"):
+            raise from_detail(reply.refused)
+        return reply
 
     async def _find(self, capability: str, exclude: tuple[str, ...]) -> str | None:
         assert self._links is not None
@@ -303,14 +313,15 @@ class Member(Engine):
         if self._host.model is None:
             yield None
             return
-        share = None if self._spec.unlimited_tokens else await self._tokens(request, 0)
+        share = await self._share(request, 0)
         used = Usage()
 
         def spend(usage: Usage) -> None:
             nonlocal used
             used += usage
 
-        ledger = TokenLedger(share, name="Budget.tokens")
+        tokens = None if self._spec.unlimited_tokens else share.tokens
+        ledger = share_ledger(tokens, share.cost, self._spec.prices_json, "Budget")
         try:
             yield BoundModel(self._host.model, ledger=ledger, remaining_s=self._remaining_s, spent=spend)
         finally:

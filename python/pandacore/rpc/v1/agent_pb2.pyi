@@ -172,7 +172,7 @@ class ReleaseReply(_message.Message):
     def __init__(self, found: _Optional[bool] = ...) -> None: ...
 
 class AssignRequest(_message.Message):
-    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt", "capability", "instruction", "root_text", "inputs_json", "documents", "priority", "token_budget", "idempotency_key", "metadata_json", "unlimited_tokens", "contract_json", "only_if_known", "orphan_grace_ms")
+    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt", "capability", "instruction", "root_text", "inputs_json", "documents", "priority", "token_budget", "idempotency_key", "metadata_json", "unlimited_tokens", "contract_json", "only_if_known", "orphan_grace_ms", "cost_budget", "prices_json")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,8 @@ class AssignRequest(_message.Message):
     CONTRACT_JSON_FIELD_NUMBER: _ClassVar[int]
     ONLY_IF_KNOWN_FIELD_NUMBER: _ClassVar[int]
     ORPHAN_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    COST_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    PRICES_JSON_FIELD_NUMBER: _ClassVar[int]
     agent_id: bytes
     run_id: str
     subtask_id: str
@@ -207,7 +209,9 @@ class AssignRequest(_message.Message):
     contract_json: str
     only_if_known: bool
     orphan_grace_ms: int
-    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., root_text: _Optional[str] = ..., inputs_json: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., priority: _Optional[int] = ..., token_budget: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., metadata_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., contract_json: _Optional[str] = ..., only_if_known: _Optional[bool] = ..., orphan_grace_ms: _Optional[int] = ...) -> None: ...
+    cost_budget: float
+    prices_json: str
+    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., root_text: _Optional[str] = ..., inputs_json: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., priority: _Optional[int] = ..., token_budget: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., metadata_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., contract_json: _Optional[str] = ..., only_if_known: _Optional[bool] = ..., orphan_grace_ms: _Optional[int] = ..., cost_budget: _Optional[float] = ..., prices_json: _Optional[str] = ...) -> None: ...
 
 class AssignEvent(_message.Message):
     __slots__ = ("accepted", "started", "progress", "completed", "failed")
@@ -366,7 +370,7 @@ class OpenRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., agent_ids: _Optional[_Iterable[bytes]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("pattern", "limits_json", "text", "documents", "metadata_json", "priority", "plan_json", "may_replan", "vocabulary_json", "unlimited_tokens", "deadline_ms", "lease_ms", "outlives_root")
+    __slots__ = ("pattern", "limits_json", "text", "documents", "metadata_json", "priority", "plan_json", "may_replan", "vocabulary_json", "unlimited_tokens", "deadline_ms", "lease_ms", "prices_json", "asks_first", "outlives_root")
     PATTERN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_JSON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +383,8 @@ class RunSpec(_message.Message):
     UNLIMITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    PRICES_JSON_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIRST_FIELD_NUMBER: _ClassVar[int]
     OUTLIVES_ROOT_FIELD_NUMBER: _ClassVar[int]
     pattern: str
     limits_json: str
@@ -392,8 +398,10 @@ class RunSpec(_message.Message):
     unlimited_tokens: bool
     deadline_ms: int
     lease_ms: int
+    prices_json: str
+    asks_first: bool
     outlives_root: bool
-    def __init__(self, pattern: _Optional[str] = ..., limits_json: _Optional[str] = ..., text: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., metadata_json: _Optional[str] = ..., priority: _Optional[int] = ..., plan_json: _Optional[str] = ..., may_replan: _Optional[bool] = ..., vocabulary_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., outlives_root: _Optional[bool] = ...) -> None: ...
+    def __init__(self, pattern: _Optional[str] = ..., limits_json: _Optional[str] = ..., text: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., metadata_json: _Optional[str] = ..., priority: _Optional[int] = ..., plan_json: _Optional[str] = ..., may_replan: _Optional[bool] = ..., vocabulary_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., prices_json: _Optional[str] = ..., asks_first: _Optional[bool] = ..., outlives_root: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("nodes", "fenced")
@@ -498,12 +506,16 @@ class Reserve(_message.Message):
     def __init__(self, subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AskReply(_message.Message):
-    __slots__ = ("peer", "tokens")
+    __slots__ = ("peer", "tokens", "cost", "refused")
     PEER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     peer: Peer
     tokens: int
-    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
+    cost: float
+    refused: _model_pb2.ErrorDetail
+    def __init__(self, peer: _Optional[_Union[Peer, _Mapping]] = ..., tokens: _Optional[int] = ..., cost: _Optional[float] = ..., refused: _Optional[_Union[_model_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("run_id", "epoch")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpandacore/rpc/v1/model.proto\x12\x10pandacore.rpc.v1\"\x94\x01\n\x07Message\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.pandacore.rpc.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12.\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"I\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1e\n\x16parameters_json_schema\x18\x03 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"8\n\x08\x44ocument\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x11\n\tsentences\x18\x03 \x03(\t\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"@\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\tB\r\n\x0b_max_tokens\"\x9e\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12*\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x18.pandacore.rpc.v1.ChoiceH\x00\x42\x0c\n\nconstraint\"\x19\n\x06\x43hoice\x12\x0f\n\x07options\x18\x01 \x03(\t\"\xd3\x03\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.pandacore.rpc.v1.Message\x12%\n\x05tools\x18\x04 \x03(\x0b\x32\x16.pandacore.rpc.v1.Tool\x12\x13\n\x0btool_choice\x18\x05 \x01(\t\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pandacore.rpc.v1.Sampling\x12,\n\x08stopping\x18\x07 \x01(\x0b\x32\x1a.pandacore.rpc.v1.Stopping\x12=\n\x11structured_output\x18\x08 \x01(\x0b\x32\".pandacore.rpc.v1.StructuredOutput\x12-\n\tdocuments\x18\t \x03(\x0b\x32\x1a.pandacore.rpc.v1.Document\x12=\n\x08metadata\x18\n \x03(\x0b\x32+.pandacore.rpc.v1.ChatRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\x04\x12\x18\n\x10reasoning_tokens\x18\x05 \x01(\x04\"6\n\tChatCalls\x12)\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ChatCall\"[\n\x08\x43hatCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.pandacore.rpc.v1.ChatRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\x04\";\n\x0b\x43hatReplies\x12,\n\x07replies\x18\x01 \x03(\x0b\x32\x1b.pandacore.rpc.v1.ChatReply\"\x84\x01\n\tChatReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32\x1e.pandacore.rpc.v1.ChatResponseH\x00\x12.\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1d.pandacore.rpc.v1.ErrorDetailH\x00\x42\x07\n\x05reply\"\xce\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ToolCall\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.pandacore.rpc.v1.FinishReason\x12&\n\x05usage\x18\x06 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\"n\n\tChatEvent\x12(\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x17.pandacore.rpc.v1.DeltaH\x00\x12.\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1a.pandacore.rpc.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"%\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xa8\x01\n\x08\x46inished\x12\x35\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1e.pandacore.rpc.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t\x12.\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ToolCall\",\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\"j\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tdimension\x18\x02 \x01(\r\x12\x0f\n\x07vectors\x18\x03 \x01(\x0c\x12&\n\x05usage\x18\x04 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\"\x7f\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.pandacore.rpc.v1.Message\x12-\n\tdocuments\x18\x03 \x03(\x0b\x32\x1a.pandacore.rpc.v1.Document\"4\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"\xbd\x01\n\tModelInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x0c\n\x04\x63hat\x18\x04 \x01(\x08\x12\x12\n\nembeddings\x18\x05 \x01(\x08\x12\r\n\x05tools\x18\x06 \x01(\x08\x12\x19\n\x11structured_output\x18\x07 \x03(\t\x12\x1b\n\x13\x65mbedding_dimension\x18\x08 \x01(\r\x12\x12\n\ngenerative\x18\t \x01(\x08\"A\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.pandacore.rpc.v1.ModelInfo\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x8f\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\r\n\x05where\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x12\x0c\n\x04size\x18\x06 \x01(\x04\x12\r\n\x05limit\x18\x07 \x01(\x04\x12\x10\n\x08producer\x18\x08 \x01(\t*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x12\r\n\tROLE_TOOL\x10\x04*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x32\xb6\x04\n\x0cModelService\x12\x45\n\x04\x43hat\x12\x1d.pandacore.rpc.v1.ChatRequest\x1a\x1e.pandacore.rpc.v1.ChatResponse\x12J\n\x08\x43hatLink\x12\x1b.pandacore.rpc.v1.ChatCalls\x1a\x1d.pandacore.rpc.v1.ChatReplies(\x01\x30\x01\x12J\n\nChatStream\x12\x1d.pandacore.rpc.v1.ChatRequest\x1a\x1b.pandacore.rpc.v1.ChatEvent0\x01\x12H\n\x05\x45mbed\x12\x1e.pandacore.rpc.v1.EmbedRequest\x1a\x1f.pandacore.rpc.v1.EmbedResponse\x12Z\n\x0b\x43ountTokens\x12$.pandacore.rpc.v1.CountTokensRequest\x1a%.pandacore.rpc.v1.CountTokensResponse\x12W\n\nListModels\x12#.pandacore.rpc.v1.ListModelsRequest\x1a$.pandacore.rpc.v1.ListModelsResponse\x12H\n\x05\x41\x62ort\x12\x1e.pandacore.rpc.v1.AbortRequest\x1a\x1f.pandacore.rpc.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpandacore/rpc/v1/model.proto\x12\x10pandacore.rpc.v1\"\x94\x01\n\x07Message\x12$\n\x04role\x18\x01 \x01(\x0e\x32\x16.pandacore.rpc.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12.\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"I\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1e\n\x16parameters_json_schema\x18\x03 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"8\n\x08\x44ocument\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x11\n\tsentences\x18\x03 \x03(\t\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"@\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\tB\r\n\x0b_max_tokens\"\x9e\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12*\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x18.pandacore.rpc.v1.ChoiceH\x00\x42\x0c\n\nconstraint\"\x19\n\x06\x43hoice\x12\x0f\n\x07options\x18\x01 \x03(\t\"\xd3\x03\n\x0b\x43hatRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.pandacore.rpc.v1.Message\x12%\n\x05tools\x18\x04 \x03(\x0b\x32\x16.pandacore.rpc.v1.Tool\x12\x13\n\x0btool_choice\x18\x05 \x01(\t\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pandacore.rpc.v1.Sampling\x12,\n\x08stopping\x18\x07 \x01(\x0b\x32\x1a.pandacore.rpc.v1.Stopping\x12=\n\x11structured_output\x18\x08 \x01(\x0b\x32\".pandacore.rpc.v1.StructuredOutput\x12-\n\tdocuments\x18\t \x03(\x0b\x32\x1a.pandacore.rpc.v1.Document\x12=\n\x08metadata\x18\n \x03(\x0b\x32+.pandacore.rpc.v1.ChatRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x95\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x04 \x01(\x04\x12\x18\n\x10reasoning_tokens\x18\x05 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x06 \x01(\x01\"6\n\tChatCalls\x12)\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ChatCall\"[\n\x08\x43hatCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.pandacore.rpc.v1.ChatRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\x04\";\n\x0b\x43hatReplies\x12,\n\x07replies\x18\x01 \x03(\x0b\x32\x1b.pandacore.rpc.v1.ChatReply\"\x84\x01\n\tChatReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x32\n\x08response\x18\x02 \x01(\x0b\x32\x1e.pandacore.rpc.v1.ChatResponseH\x00\x12.\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1d.pandacore.rpc.v1.ErrorDetailH\x00\x42\x07\n\x05reply\"\xce\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ToolCall\x12\x35\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1e.pandacore.rpc.v1.FinishReason\x12&\n\x05usage\x18\x06 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\"n\n\tChatEvent\x12(\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x17.pandacore.rpc.v1.DeltaH\x00\x12.\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1a.pandacore.rpc.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"%\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xa8\x01\n\x08\x46inished\x12\x35\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1e.pandacore.rpc.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t\x12.\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1a.pandacore.rpc.v1.ToolCall\",\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\"j\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tdimension\x18\x02 \x01(\r\x12\x0f\n\x07vectors\x18\x03 \x01(\x0c\x12&\n\x05usage\x18\x04 \x01(\x0b\x32\x17.pandacore.rpc.v1.Usage\"\x7f\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.pandacore.rpc.v1.Message\x12-\n\tdocuments\x18\x03 \x03(\x0b\x32\x1a.pandacore.rpc.v1.Document\"4\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"\xbd\x01\n\tModelInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x0c\n\x04\x63hat\x18\x04 \x01(\x08\x12\x12\n\nembeddings\x18\x05 \x01(\x08\x12\r\n\x05tools\x18\x06 \x01(\x08\x12\x19\n\x11structured_output\x18\x07 \x03(\t\x12\x1b\n\x13\x65mbedding_dimension\x18\x08 \x01(\r\x12\x12\n\ngenerative\x18\t \x01(\x08\"A\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.pandacore.rpc.v1.ModelInfo\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x8f\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\r\n\x05where\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x12\x0c\n\x04size\x18\x06 \x01(\x04\x12\r\n\x05limit\x18\x07 \x01(\x04\x12\x10\n\x08producer\x18\x08 \x01(\t*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x12\r\n\tROLE_TOOL\x10\x04*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x32\xb6\x04\n\x0cModelService\x12\x45\n\x04\x43hat\x12\x1d.pandacore.rpc.v1.ChatRequest\x1a\x1e.pandacore.rpc.v1.ChatResponse\x12J\n\x08\x43hatLink\x12\x1b.pandacore.rpc.v1.ChatCalls\x1a\x1d.pandacore.rpc.v1.ChatReplies(\x01\x30\x01\x12J\n\nChatStream\x12\x1d.pandacore.rpc.v1.ChatRequest\x1a\x1b.pandacore.rpc.v1.ChatEvent0\x01\x12H\n\x05\x45mbed\x12\x1e.pandacore.rpc.v1.EmbedRequest\x1a\x1f.pandacore.rpc.v1.EmbedResponse\x12Z\n\x0b\x43ountTokens\x12$.pandacore.rpc.v1.CountTokensRequest\x1a%.pandacore.rpc.v1.CountTokensResponse\x12W\n\nListModels\x12#.pandacore.rpc.v1.ListModelsRequest\x1a$.pandacore.rpc.v1.ListModelsResponse\x12H\n\x05\x41\x62ort\x12\x1e.pandacore.rpc.v1.AbortRequest\x1a\x1f.pandacore.rpc.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHATREQUEST_METADATAENTRY']._loaded_options = None
   _globals['_CHATREQUEST_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=3300
-  _globals['_ROLE']._serialized_end=3395
-  _globals['_FINISHREASON']._serialized_start=3398
-  _globals['_FINISHREASON']._serialized_end=3580
+  _globals['_ROLE']._serialized_start=3314
+  _globals['_ROLE']._serialized_end=3409
+  _globals['_FINISHREASON']._serialized_start=3412
+  _globals['_FINISHREASON']._serialized_end=3594
   _globals['_MESSAGE']._serialized_start=51
   _globals['_MESSAGE']._serialized_end=199
   _globals['_TOOL']._serialized_start=201
@@ -58,43 +58,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATREQUEST_METADATAENTRY']._serialized_start=1406
   _globals['_CHATREQUEST_METADATAENTRY']._serialized_end=1453
   _globals['_USAGE']._serialized_start=1456
-  _globals['_USAGE']._serialized_end=1591
-  _globals['_CHATCALLS']._serialized_start=1593
-  _globals['_CHATCALLS']._serialized_end=1647
-  _globals['_CHATCALL']._serialized_start=1649
-  _globals['_CHATCALL']._serialized_end=1740
-  _globals['_CHATREPLIES']._serialized_start=1742
-  _globals['_CHATREPLIES']._serialized_end=1801
-  _globals['_CHATREPLY']._serialized_start=1804
-  _globals['_CHATREPLY']._serialized_end=1936
-  _globals['_CHATRESPONSE']._serialized_start=1939
-  _globals['_CHATRESPONSE']._serialized_end=2145
-  _globals['_CHATEVENT']._serialized_start=2147
-  _globals['_CHATEVENT']._serialized_end=2257
-  _globals['_DELTA']._serialized_start=2259
-  _globals['_DELTA']._serialized_end=2296
-  _globals['_FINISHED']._serialized_start=2299
-  _globals['_FINISHED']._serialized_end=2467
-  _globals['_EMBEDREQUEST']._serialized_start=2469
-  _globals['_EMBEDREQUEST']._serialized_end=2513
-  _globals['_EMBEDRESPONSE']._serialized_start=2515
-  _globals['_EMBEDRESPONSE']._serialized_end=2621
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=2623
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=2750
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=2752
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=2804
-  _globals['_LISTMODELSREQUEST']._serialized_start=2806
-  _globals['_LISTMODELSREQUEST']._serialized_end=2825
-  _globals['_MODELINFO']._serialized_start=2828
-  _globals['_MODELINFO']._serialized_end=3017
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3019
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3084
-  _globals['_ABORTREQUEST']._serialized_start=3086
-  _globals['_ABORTREQUEST']._serialized_end=3120
-  _globals['_ABORTRESPONSE']._serialized_start=3122
-  _globals['_ABORTRESPONSE']._serialized_end=3152
-  _globals['_ERRORDETAIL']._serialized_start=3155
-  _globals['_ERRORDETAIL']._serialized_end=3298
-  _globals['_MODELSERVICE']._serialized_start=3583
-  _globals['_MODELSERVICE']._serialized_end=4149
+  _globals['_USAGE']._serialized_end=1605
+  _globals['_CHATCALLS']._serialized_start=1607
+  _globals['_CHATCALLS']._serialized_end=1661
+  _globals['_CHATCALL']._serialized_start=1663
+  _globals['_CHATCALL']._serialized_end=1754
+  _globals['_CHATREPLIES']._serialized_start=1756
+  _globals['_CHATREPLIES']._serialized_end=1815
+  _globals['_CHATREPLY']._serialized_start=1818
+  _globals['_CHATREPLY']._serialized_end=1950
+  _globals['_CHATRESPONSE']._serialized_start=1953
+  _globals['_CHATRESPONSE']._serialized_end=2159
+  _globals['_CHATEVENT']._serialized_start=2161
+  _globals['_CHATEVENT']._serialized_end=2271
+  _globals['_DELTA']._serialized_start=2273
+  _globals['_DELTA']._serialized_end=2310
+  _globals['_FINISHED']._serialized_start=2313
+  _globals['_FINISHED']._serialized_end=2481
+  _globals['_EMBEDREQUEST']._serialized_start=2483
+  _globals['_EMBEDREQUEST']._serialized_end=2527
+  _globals['_EMBEDRESPONSE']._serialized_start=2529
+  _globals['_EMBEDRESPONSE']._serialized_end=2635
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=2637
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=2764
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=2766
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=2818
+  _globals['_LISTMODELSREQUEST']._serialized_start=2820
+  _globals['_LISTMODELSREQUEST']._serialized_end=2839
+  _globals['_MODELINFO']._serialized_start=2842
+  _globals['_MODELINFO']._serialized_end=3031
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3033
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3098
+  _globals['_ABORTREQUEST']._serialized_start=3100
+  _globals['_ABORTREQUEST']._serialized_end=3134
+  _globals['_ABORTRESPONSE']._serialized_start=3136
+  _globals['_ABORTRESPONSE']._serialized_end=3166
+  _globals['_ERRORDETAIL']._serialized_start=3169
+  _globals['_ERRORDETAIL']._serialized_end=3312
+  _globals['_MODELSERVICE']._serialized_start=3597
+  _globals['_MODELSERVICE']._serialized_end=4163
 # @@protoc_insertion_point(module_scope)
