@@ -241,6 +241,7 @@ class Presence:
 
     def announce(self, agent: Agent) -> None:
         """Tell the collective of an agent of this host."""
+        self._vectors.pop(agent.id, None)
         self.node.announce(self.announcement(agent))
         self._agents[agent.id] = agent
         if not self._unstated:
