@@ -125,6 +125,27 @@ async def test_twenty_starts_of_one_key_leave_one_live_entry() -> None:
         await last.leave()
 
 
+async def test_a_killed_host_that_kept_no_counter_is_let_in_at_once(entry: str) -> None:
+    key, seeds = KeyPair.generate(), []
+    async with Node.start(KeyPair.generate(), HOME) as first, LocalLauncher() as launcher:
+        seeds = [first.address]
+        earlier = Node.start(key, HOME, seeds=seeds)
+        await earlier.join(10)
+        earlier.close(leave=False)
+        spec = HostSpec(HOME, entry=entry, arguments={"number": 1}, seeds=(first.address,), key=key)
+        killed = await launcher.start(spec)
+        await until(first, lambda: states(first)[key.did] == "alive" and len(first.agents()) == 1, 10)
+        async with Node.start(KeyPair.generate(), HOME, seeds=seeds) as second:
+            await second.join(10)
+            # The second one has met the process after it learned that it is not the first start of its key.
+            await until(second, lambda: second.counters()["connections"] == 2, 20)
+            os.kill(killed.pid, signal.SIGKILL)
+            # Its connections stay open for half a minute: nobody said that they end.
+            async with Node.start(key, HOME, seeds=[second.address]) as again:
+                assert (await again.join(10)).complete
+                await until(second, lambda: again.epoch > 2 and again.root() == second.root(), 10)
+
+
 async def test_a_late_joiner_has_a_hundred_thousand_agents_when_join_returns() -> None:
     async with Node.start(KeyPair.generate(), HOME) as node:
         node.publish_synthetic(100_000, 1, 100)

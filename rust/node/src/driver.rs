@@ -375,17 +375,12 @@ impl Loop {
         peer.dialling = false;
         peer.retry = None;
         if let Some(old) = &peer.connection {
-            if record.epoch < peer.epoch {
-                connection.close(
-                    VarInt::from_u32(peer::REPLACED),
-                    b"a later start of this host is connected",
-                );
-                return;
-            }
+            // A lower epoch is no earlier start: a host that was killed and kept no counter begins at 1, and the
+            // connection of the killed process looks alive until its idle timeout. It learns its epoch from us.
             if record.epoch > peer.epoch {
                 old.close(VarInt::from_u32(peer::REPLACED), b"this host started again");
             }
-            // Of two connections of one start, the newer is used to send; the older ends by itself.
+            // Of two connections, the newer is used to send; the older ends by itself.
             peer.outbox = Arc::default();
         }
         peer.epoch = record.epoch;
