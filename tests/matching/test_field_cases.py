@@ -22,11 +22,11 @@ def agent(n: int) -> bytes:
 
 def test_fc_01_an_agent_added_again_is_there_also_after_a_restart(tmp_path: Path) -> None:
     registry = Registry()
-    for n in range(200):
+    for n in range(1_000):
         name = f"skill{n % 7}"
         registry.announce(agent(3), [name], load=n)
         registry.withdraw(agent(3))
-        if n % 2:
+        if n % 10 == 0:
             registry.snapshot(tmp_path / "registry")
             registry = Registry.restore(tmp_path / "registry")
         registry.announce(agent(3), [name, "again"], load=n)

@@ -4,6 +4,7 @@
 //! needed, checks the best few on their lines and takes the one that helps most; then drops members that became
 //! superfluous and tries to replace pairs by single agents. Exact answers come from a branch and bound over classes
 //! of agents: only what an agent can do among the required capabilities matters.
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use crate::assembly::{Filter, Hall, Pick, Quality, Scratch, Shortage, Team, TeamSpec, scan};
@@ -16,8 +17,13 @@ use crate::window::{FOUND, WINDOW, Window};
 const WITHOUT_SIGNATURES: usize = 64;
 /// Bits of an entry below its score; mixed with a random number they break ties.
 const TIES: u64 = (1 << 48) - 1;
-/// Pairs that the exchange step tries to replace.
-const EXCHANGES: u32 = 16;
+/// Pairs that the exchange step tries to replace, and how many requirements one agent must take over at most.
+const EXCHANGES: u32 = 8;
+const LOST: u32 = 4;
+/// Windows whose beginnings are asked for before the search: about the members of a common team.
+const AHEAD: usize = 4;
+/// Cache lines of a window asked for before the search, and while the one before it is read.
+const ASKED: [usize; 2] = [4, 16];
 /// Restarts of quality "best".
 const RESTARTS: u32 = 16;
 /// Nodes of the exact search: quality "best", and "optimal" or constrained.
@@ -49,7 +55,70 @@ pub(crate) struct Memory {
     out: Vec<Member>,
     best: Vec<Member>,
     pairs: Vec<(u32, u32, u32, u64)>,
+    look: Look,
+}
+
+/// A window, and where it will lie in each requirement's pool at the first look: known beforehand, so that it can be
+/// asked for.
+#[derive(Debug)]
+struct Look {
     window: Window,
+    starts: [u32; 64],
+}
+
+/// The place of a window that was not chosen yet.
+const OPEN: u32 = u32::MAX;
+
+impl Default for Look {
+    fn default() -> Self {
+        Self {
+            window: Window::default(),
+            starts: [OPEN; 64],
+        }
+    }
+}
+
+impl Look {
+    /// Chooses the windows of the scarcest requirements and asks for their beginnings.
+    fn prepare(&mut self, p: &Problem<'_>, rng: &mut Rng) {
+        self.starts = [OPEN; 64];
+        let mut left = p.open;
+        for _ in 0..AHEAD {
+            if left == 0 {
+                return;
+            }
+            let i = scarcest(p, left, None);
+            left &= !(1 << i);
+            if p.spec.required[i].any.len() == 1 {
+                self.starts[i] = place(p.sizes[i] as usize, WINDOW, rng) as u32;
+                self.ask(p, i, 0..ASKED[0]);
+            }
+        }
+    }
+
+    /// Asks for some lines of the window of requirement `i`, if its place is known.
+    fn ask(&self, p: &Problem<'_>, i: usize, lines: Range<usize>) {
+        let (start, [capability]) = (self.starts[i], &p.spec.required[i].any[..]) else {
+            return;
+        };
+        if start == OPEN {
+            return;
+        }
+        let signatures = p.view.signatures(p.view.pool(*capability));
+        let first = signatures.as_ptr().wrapping_add(start as usize);
+        let all = (p.sizes[i] as usize).min(WINDOW).div_ceil(LANES as usize);
+        for line in lines.start..lines.end.min(all) {
+            prefetch(first.wrapping_add(line * LANES as usize));
+        }
+    }
+}
+
+/// A random place for a window of `length` among `live` entries, at the beginning of a cache line.
+fn place(live: usize, length: usize, rng: &mut Rng) -> usize {
+    match live.saturating_sub(length) {
+        0 => 0,
+        most => rng.below(most as u32 + 1) as usize & !(LANES as usize - 1),
+    }
 }
 
 /// Capability to the requirements it serves: a small open-addressing table.
@@ -313,9 +382,10 @@ fn stream(p: &Problem<'_>, memory: &mut Memory, rng: &mut Rng, vary: bool) -> bo
         masks,
         out,
         pairs,
-        window,
+        look,
         ..
     } = memory;
+    look.prepare(p, rng);
     out.clear();
     let mut left = p.counts;
     let mut need = p.open;
@@ -327,7 +397,11 @@ fn stream(p: &Problem<'_>, memory: &mut Memory, rng: &mut Rng, vary: bool) -> bo
     }
     while need != 0 {
         let i = scarcest(p, need, vary.then_some(&mut *rng));
-        let chosen = best_in_window(p, masks, i, need, 0, out, window, rng)
+        let others = need & !(1 << i);
+        if others != 0 {
+            look.ask(p, scarcest(p, others, None), ASKED[0]..ASKED[1]);
+        }
+        let chosen = best_in_window(p, masks, i, need, 0, out, look, rng)
             .or_else(|| first_unused(p, masks, i, out, rng));
         match chosen {
             Some(member) => take(member, &mut left, &mut need, out),
@@ -336,7 +410,7 @@ fn stream(p: &Problem<'_>, memory: &mut Memory, rng: &mut Rng, vary: bool) -> bo
     }
     prune(p, out);
     let mut budget = EXCHANGES;
-    while budget > 0 && exchange(p, masks, out, pairs, window, rng, &mut budget) {}
+    while budget > 0 && exchange(p, masks, out, pairs, look, rng, &mut budget) {}
     true
 }
 
@@ -378,9 +452,10 @@ fn best_in_window(
     need: u64,
     must: u64,
     out: &[Member],
-    window: &mut Window,
+    look: &mut Look,
     rng: &mut Rng,
 ) -> Option<Member> {
+    let Look { window, starts } = look;
     let any = &p.spec.required[i].any;
     let capability = if any.len() == 1 {
         any[0]
@@ -400,7 +475,7 @@ fn best_in_window(
         let block = blocks.get(place / LANES as usize)?;
         Some(block.0[place % LANES as usize].load(Ordering::Relaxed))
     };
-    let mut look = |entry: u64| {
+    let mut check = |entry: u64| {
         let slot = entry_slot(entry);
         if out.iter().any(|m| m.slot == slot) || !(p.plain || p.filter.accepts(p.view, slot)) {
             return 0;
@@ -426,15 +501,16 @@ fn best_in_window(
         let n = live.min(WITHOUT_SIGNATURES);
         let start = rng.below(live as u32) as usize;
         for k in 0..n {
-            at((start + k) % live).map(&mut look);
+            at((start + k) % live).map(&mut check);
         }
         return best;
     }
     let length = live.min(WINDOW);
-    let start = if live > length {
-        rng.below((live - length + 1) as u32) as usize & !7
+    let known = std::mem::replace(&mut starts[i], OPEN) as usize;
+    let start = if known.saturating_add(length) <= live {
+        known
     } else {
-        0
+        place(live, length, rng)
     };
     let slice = &signatures[start..start + length];
     let found = if must == 0 {
@@ -457,17 +533,25 @@ fn best_in_window(
         (must.count_ones(), found)
     };
     let mut entries = [u64::MAX; FOUND];
-    let lines = p.view.lines();
     for (entry, &k) in entries.iter_mut().zip(&window.found[..found]) {
         *entry = at(start + k as usize).unwrap_or(u64::MAX);
-        prefetch(lines.as_ptr().wrapping_add(entry_slot(*entry) as usize));
+        p.view.prefetch_line(entry_slot(*entry));
+    }
+    let entries = &mut entries[..found];
+    for &entry in &*entries {
+        p.view.prefetch_overflow(entry_slot(entry));
     }
     let salt = rng.next_u64() & TIES;
-    entries[..sure].sort_unstable_by_key(|entry| entry ^ salt);
-    for &entry in &entries[..found] {
-        if look(entry) >= promise {
+    let (first, second) = entries.split_at_mut(sure);
+    first.sort_unstable_by_key(|entry| entry ^ salt);
+    second.sort_unstable_by_key(|entry| entry ^ salt);
+    let mut most = 0;
+    for (k, &entry) in entries.iter().enumerate() {
+        // No later one promises more than that.
+        if most >= promise - u32::from(k >= sure) {
             break;
         }
+        most = most.max(check(entry));
     }
     best
 }
@@ -538,7 +622,7 @@ fn exchange(
     masks: &Masks,
     out: &mut Vec<Member>,
     pairs: &mut Vec<(u32, u32, u32, u64)>,
-    window: &mut Window,
+    look: &mut Look,
     rng: &mut Rng,
     budget: &mut u32,
 ) -> bool {
@@ -557,7 +641,7 @@ fn exchange(
                 continue;
             }
             let lost = (x ^ y) & tight | x & y & nearly;
-            if lost.count_ones() <= 6 {
+            if lost.count_ones() <= LOST {
                 pairs.push((lost.count_ones(), a as u32, b as u32, lost));
             }
         }
@@ -569,7 +653,7 @@ fn exchange(
         }
         *budget -= 1;
         let i = scarcest(p, lost, None);
-        if let Some(member) = best_in_window(p, masks, i, lost, lost, out, window, rng) {
+        if let Some(member) = best_in_window(p, masks, i, lost, lost, out, look, rng) {
             out[a as usize] = member;
             out.remove(b as usize);
             prune(p, out);

@@ -9,6 +9,7 @@
 //! * Arrays that outgrow their room are replaced and freed when no reader can hold them (`rcu`).
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use crate::hint::prefetch;
 use crate::rcu::{Domain, Element, Guard, RcuArray};
 use crate::score::score;
 
@@ -391,6 +392,22 @@ impl View<'_> {
 
     pub(crate) fn born(&self) -> &[AtomicU32] {
         self.store.born.get(&self.guard)
+    }
+
+    /// Asks for the line of a slot.
+    #[inline]
+    pub(crate) fn prefetch_line(&self, slot: u32) {
+        prefetch(self.lines().as_ptr().wrapping_add(slot as usize));
+    }
+
+    /// Asks for the words that the line of a slot, which must be there already, has no room for.
+    #[inline]
+    pub(crate) fn prefetch_overflow(&self, slot: u32) {
+        if let Some(line) = self.lines().get(slot as usize)
+            && Line::overflowing(line.head().held as usize) > 0
+        {
+            prefetch(self.extra().as_ptr().wrapping_add(line.overflow() as usize));
+        }
     }
 
     /// Calls `found` with each capability of a slot.

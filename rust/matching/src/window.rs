@@ -1,15 +1,16 @@
 //! Scanning windows of signatures, several words at a time.
 //!
-//! Signatures are hints: every candidate found here is checked on its line. So a window is first copied as a block,
-//! which is much faster than word by word, and a word that changes meanwhile may come out either way.
-use std::sync::atomic::AtomicU64;
+//! Signatures are hints: every candidate found here is checked on its line. So a window is read in blocks, which is much
+//! faster than word by word, and a word that changes meanwhile may come out either way.
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The longest window, in signatures.
-pub(crate) const WINDOW: usize = 1_024;
+pub(crate) const WINDOW: usize = 512;
 /// Candidates returned per window.
-pub(crate) const FOUND: usize = 12;
+pub(crate) const FOUND: usize = 8;
+/// Places compared at once; divides [`WINDOW`].
 const CHUNK: usize = 64;
-/// Words counted together; divides [`WINDOW`].
+/// Words counted together; divides [`CHUNK`].
 const LINE: usize = 8;
 
 /// Reusable memory of one scan.
@@ -33,6 +34,38 @@ impl Default for Window {
     }
 }
 
+/// What is looked for: single bits, which are counted all at once, and groups of several.
+struct Wanted {
+    single: u64,
+    groups: [u64; 64],
+    used: usize,
+}
+
+impl Wanted {
+    fn new(all: impl Iterator<Item = u64>) -> Self {
+        let mut wanted = Self {
+            single: 0,
+            groups: [0; 64],
+            used: 0,
+        };
+        for bits in all {
+            match bits.count_ones() {
+                0 => {}
+                1 => wanted.single |= bits,
+                _ => {
+                    wanted.groups[wanted.used] = bits;
+                    wanted.used += 1;
+                }
+            }
+        }
+        wanted
+    }
+
+    fn groups(&self) -> &[u64] {
+        &self.groups[..self.used]
+    }
+}
+
 impl Window {
     /// Finds the places that have the most of the `wanted` groups of bits, starting the search at `turn`; fills
     /// `found`, returns how many.
@@ -42,61 +75,58 @@ impl Window {
         wanted: impl Iterator<Item = u64>,
         turn: usize,
     ) -> usize {
-        let n = signatures.len().min(WINDOW);
-        copy(&signatures[..n], &mut self.words[..n]);
-        // Groups of one bit are counted all at once.
-        let mut single = 0;
-        let mut groups = [0; 64];
-        let mut used = 0;
-        for bits in wanted {
-            match bits.count_ones() {
-                0 => {}
-                1 => single |= bits,
-                _ => {
-                    groups[used] = bits;
-                    used += 1;
-                }
-            }
-        }
-        let groups = &groups[..used];
+        let wanted = Wanted::new(wanted);
+        let signatures = &signatures[..signatures.len().min(WINDOW)];
         #[cfg(target_arch = "x86_64")]
         {
-            if std::is_x86_feature_detected!("avx512vpopcntdq")
-                && std::is_x86_feature_detected!("avx512bw")
-                && std::is_x86_feature_detected!("avx512vl")
-            {
+            if avx512::usable() {
                 // SAFETY: the features were detected.
-                return unsafe { self.most_avx512(n, single, groups, turn) };
+                return unsafe { self.most_avx512(signatures, &wanted, turn) };
             }
             if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("popcnt") {
                 // SAFETY: the features were detected.
-                return unsafe { self.most_avx2(n, single, groups, turn) };
+                return unsafe { self.most_avx2(signatures, &wanted, turn) };
             }
         }
-        self.most_anywhere(n, single, groups, turn)
+        self.most_anywhere(signatures, &wanted, turn)
     }
 
     /// Finds places with all `wanted` bits from the start on; fills `found`, returns how many.
     pub(crate) fn all(&mut self, signatures: &[AtomicU64], wanted: u64) -> usize {
-        let n = signatures.len().min(WINDOW);
+        let signatures = &signatures[..signatures.len().min(WINDOW)];
         #[cfg(target_arch = "x86_64")]
-        if std::is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature was detected.
-            return unsafe { self.all_avx2(&signatures[..n], wanted) };
+        {
+            if avx512::usable() {
+                // SAFETY: the features were detected.
+                return unsafe { self.all_avx512(signatures, wanted) };
+            }
+            if std::is_x86_feature_detected!("avx2") {
+                // SAFETY: the feature was detected.
+                return unsafe { self.all_avx2(signatures, wanted) };
+            }
         }
-        self.all_anywhere(&signatures[..n], wanted)
+        self.all_anywhere(signatures, wanted)
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vpopcntdq,popcnt")]
-    fn most_avx512(&mut self, n: usize, single: u64, groups: &[u64], turn: usize) -> usize {
-        self.most_anywhere(n, single, groups, turn)
+    #[target_feature(enable = "avx512f,avx512bw,avx512vpopcntdq")]
+    fn most_avx512(&mut self, signatures: &[AtomicU64], wanted: &Wanted, turn: usize) -> usize {
+        let top = avx512::count(signatures, wanted, &mut self.counts);
+        self.pick(signatures.len(), top, turn, |chunk, level| {
+            avx512::equal(chunk, level)
+        })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    fn all_avx512(&mut self, signatures: &[AtomicU64], wanted: u64) -> usize {
+        avx512::all(signatures, wanted, &mut self.found)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,popcnt")]
-    fn most_avx2(&mut self, n: usize, single: u64, groups: &[u64], turn: usize) -> usize {
-        self.most_anywhere(n, single, groups, turn)
+    fn most_avx2(&mut self, signatures: &[AtomicU64], wanted: &Wanted, turn: usize) -> usize {
+        self.most_anywhere(signatures, wanted, turn)
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -106,53 +136,53 @@ impl Window {
     }
 
     #[inline(always)]
-    fn most_anywhere(&mut self, n: usize, single: u64, groups: &[u64], turn: usize) -> usize {
-        // Whole lines: what lies behind the end is not looked at.
+    fn most_anywhere(&mut self, signatures: &[AtomicU64], wanted: &Wanted, turn: usize) -> usize {
+        let n = signatures.len();
+        copy(signatures, &mut self.words[..n]);
+        // Whole lines: what lies behind the end does not count.
         let padded = n.next_multiple_of(LINE);
         let (words, _) = self.words[..padded].as_chunks::<LINE>();
         let (lines, _) = self.counts[..padded].as_chunks_mut::<LINE>();
         for (words, counts) in words.iter().zip(lines) {
-            let mut sums = words.map(|word| u64::from((word & single).count_ones()));
-            for &group in groups {
+            let mut sums = words.map(|word| u64::from((word & wanted.single).count_ones()));
+            for &group in wanted.groups() {
                 for (sum, word) in sums.iter_mut().zip(words) {
                     *sum += u64::from(word & group == group);
                 }
             }
             *counts = sums.map(|sum| sum as u8);
         }
-        let counts = &self.counts[..n];
-        let mut top = 0;
-        for &count in counts {
-            top = top.max(count);
-        }
-        let chunks = n.div_ceil(CHUNK);
-        let first = (turn / CHUNK).min(chunks.saturating_sub(1));
+        self.counts[n..n.next_multiple_of(CHUNK)].fill(0);
+        let top = self.counts[..n].iter().fold(0, |top, &count| top.max(count));
+        self.pick(n, top, turn, |chunk, level| {
+            let mut places = 0;
+            if chunk.iter().fold(false, |any, &count| any | (count == level)) {
+                for (k, &count) in chunk.iter().enumerate() {
+                    places |= u64::from(count == level) << k;
+                }
+            }
+            places
+        })
+    }
+
+    /// The places whose count is `top`, then those one below: shared bits promise more than is there. `equal` tells
+    /// which of some counts have a value.
+    #[inline(always)]
+    fn pick(&mut self, n: usize, top: u8, turn: usize, equal: impl Fn(&[u8; CHUNK], u8) -> u64) -> usize {
+        let (chunks, _) = self.counts[..n.next_multiple_of(CHUNK)].as_chunks::<CHUNK>();
+        let first = (turn / CHUNK).min(chunks.len().saturating_sub(1));
         let mut found = 0;
         self.top = (u32::from(top), 0);
-        // One level below the top is worth a look: shared bits promise more than is there.
         for level in (top.saturating_sub(1).max(1)..=top).rev() {
-            for k in 0..chunks {
-                let k = if first + k >= chunks {
-                    first + k - chunks
-                } else {
-                    first + k
-                };
-                let chunk = &counts[k * CHUNK..n.min((k + 1) * CHUNK)];
-                let mut any = false;
-                for &count in chunk {
-                    any |= count == level;
-                }
-                if !any {
-                    continue;
-                }
-                for (j, &count) in chunk.iter().enumerate() {
-                    if count == level {
-                        self.found[found] = (k * CHUNK + j) as u16;
-                        found += 1;
-                        self.top.1 += usize::from(level == top);
-                        if found == FOUND {
-                            return found;
-                        }
+            for k in (first..chunks.len()).chain(0..first) {
+                let mut places = equal(&chunks[k], level);
+                while places != 0 {
+                    self.found[found] = (k * CHUNK) as u16 + places.trailing_zeros() as u16;
+                    places &= places - 1;
+                    found += 1;
+                    self.top.1 += usize::from(level == top);
+                    if found == FOUND {
+                        return found;
                     }
                 }
             }
@@ -162,26 +192,131 @@ impl Window {
 
     #[inline(always)]
     fn all_anywhere(&mut self, signatures: &[AtomicU64], wanted: u64) -> usize {
+        let words = &mut self.words[..signatures.len()];
+        copy(signatures, words);
         let mut found = 0;
-        for (k, part) in signatures.chunks(512).enumerate() {
-            let words = &mut self.words[..part.len()];
-            copy(part, words);
-            for (c, chunk) in words.chunks(CHUNK).enumerate() {
-                let mut any = false;
-                for word in chunk {
-                    any |= word & wanted == wanted;
-                }
-                if !any {
-                    continue;
-                }
-                for (j, word) in chunk.iter().enumerate() {
-                    if word & wanted == wanted {
-                        self.found[found] = (k * 512 + c * CHUNK + j) as u16;
-                        found += 1;
-                        if found == FOUND {
-                            return found;
-                        }
+        for (c, chunk) in words.chunks(CHUNK).enumerate() {
+            if !chunk
+                .iter()
+                .fold(false, |any, word| any | (word & wanted == wanted))
+            {
+                continue;
+            }
+            for (j, word) in chunk.iter().enumerate() {
+                if word & wanted == wanted {
+                    self.found[found] = (c * CHUNK + j) as u16;
+                    found += 1;
+                    if found == FOUND {
+                        return found;
                     }
+                }
+            }
+        }
+        found
+    }
+}
+
+/// A line at a time, counted as it is read: copying it first takes as long as counting.
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::x86_64::*;
+
+    use super::{AtomicU64, CHUNK, FOUND, LINE, Ordering, WINDOW, Wanted};
+
+    pub(super) fn usable() -> bool {
+        !cfg!(miri)
+            && std::is_x86_feature_detected!("avx512f")
+            && std::is_x86_feature_detected!("avx512bw")
+            && std::is_x86_feature_detected!("avx512vpopcntdq")
+    }
+
+    /// Eight words that another thread may be writing.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn load(line: &[AtomicU64; LINE]) -> __m512i {
+        let words;
+        // SAFETY: reads the 64 bytes of the line. They may change meanwhile; the processor reads them, outside the
+        // language's memory model, and any bytes are valid words.
+        unsafe {
+            std::arch::asm!(
+                "vmovdqu64 {words}, [{line}]",
+                words = out(zmm_reg) words,
+                line = in(reg) line.as_ptr(),
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+        words
+    }
+
+    /// Fewer than eight words, and zeros.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn load_rest(rest: &[AtomicU64]) -> __m512i {
+        let mut words = [0u64; LINE];
+        for (to, from) in words.iter_mut().zip(rest) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        // SAFETY: reads the array.
+        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+    }
+
+    /// How many wanted groups each word has, and the most of all. The counts are zero up to the end of the last chunk.
+    #[target_feature(enable = "avx512f,avx512vpopcntdq")]
+    #[inline]
+    pub(super) fn count(signatures: &[AtomicU64], wanted: &Wanted, counts: &mut [u8; WINDOW]) -> u8 {
+        let single = _mm512_set1_epi64(wanted.single as i64);
+        let one = _mm512_set1_epi64(1);
+        let mut top = _mm512_setzero_si512();
+        let (lines, rest) = signatures.as_chunks::<LINE>();
+        let n = signatures.len();
+        counts[n & !(LINE - 1)..n.next_multiple_of(CHUNK)].fill(0);
+        let (out, _) = counts.as_chunks_mut::<LINE>();
+        for (k, counts) in out[..n.div_ceil(LINE)].iter_mut().enumerate() {
+            let words = match lines.get(k) {
+                Some(line) => load(line),
+                None => load_rest(rest),
+            };
+            let mut sums = _mm512_popcnt_epi64(_mm512_and_si512(words, single));
+            for &group in wanted.groups() {
+                let group = _mm512_set1_epi64(group as i64);
+                let has = _mm512_cmpeq_epi64_mask(_mm512_and_si512(words, group), group);
+                sums = _mm512_mask_add_epi64(sums, has, sums, one);
+            }
+            top = _mm512_max_epi64(top, sums);
+            // SAFETY: writes the eight bytes of `counts`.
+            unsafe { _mm_storel_epi64(counts.as_mut_ptr().cast(), _mm512_cvtepi64_epi8(sums)) };
+        }
+        _mm512_reduce_max_epi64(top) as u8
+    }
+
+    /// Which of the counts are `level`.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    pub(super) fn equal(counts: &[u8; CHUNK], level: u8) -> u64 {
+        // SAFETY: reads the array.
+        let counts = unsafe { _mm512_loadu_si512(counts.as_ptr().cast()) };
+        _mm512_cmpeq_epi8_mask(counts, _mm512_set1_epi8(level as i8))
+    }
+
+    /// The first places whose words have all `wanted` bits.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn all(signatures: &[AtomicU64], wanted: u64, out: &mut [u16; FOUND]) -> usize {
+        let all = _mm512_set1_epi64(wanted as i64);
+        let (lines, rest) = signatures.as_chunks::<LINE>();
+        let mut found = 0;
+        for k in 0..signatures.len().div_ceil(LINE) {
+            let (words, real) = match lines.get(k) {
+                Some(line) => (load(line), 0xFF),
+                None => (load_rest(rest), (1 << rest.len()) - 1),
+            };
+            let mut places = _mm512_cmpeq_epi64_mask(_mm512_and_si512(words, all), all) & real;
+            while places != 0 {
+                out[found] = (k * LINE) as u16 + places.trailing_zeros() as u16;
+                places &= places - 1;
+                found += 1;
+                if found == FOUND {
+                    return found;
                 }
             }
         }
@@ -207,7 +342,7 @@ fn copy(from: &[AtomicU64], to: &mut [u64]) {
     }
     #[cfg(any(not(target_arch = "x86_64"), miri))]
     for (from, to) in from.iter().zip(&mut to[..n]) {
-        *to = from.load(std::sync::atomic::Ordering::Relaxed);
+        *to = from.load(Ordering::Relaxed);
     }
 }
 
@@ -230,17 +365,17 @@ mod tests {
                 // Every bit by itself, but the lowest three only together.
                 let groups = [wanted & 7, 0];
                 let parts = (3..64).map(|bit| wanted & 1 << bit).chain(groups);
-                let found = fast.most(&signatures, parts, turn);
-                copy(&signatures[..len], &mut slow.words[..len]);
+                let found = fast.most(&signatures, parts.clone(), turn);
                 let (single, together) = match groups[0].count_ones() {
                     0 | 1 => (wanted, &groups[..0]),
                     _ => (wanted & !7, &groups[..1]),
                 };
-                assert_eq!(slow.most_anywhere(len, single, together, turn), found);
+                let parts = Wanted::new(parts);
+                assert_eq!(slow.most_anywhere(&signatures[..len], &parts, turn), found);
                 assert_eq!(slow.found[..found], fast.found[..found]);
                 assert_eq!(slow.top, fast.top);
                 let value = |k: usize| {
-                    let word = signatures[k].load(std::sync::atomic::Ordering::Relaxed);
+                    let word = signatures[k].load(Ordering::Relaxed);
                     let together = together.iter().filter(|&&group| word & group == group).count();
                     (word & single).count_ones() + together as u32
                 };
@@ -252,8 +387,9 @@ mod tests {
                     assert_eq!(value(k as usize), expected);
                 }
                 let all = fast.all(&signatures, wanted);
-                let holds =
-                    |k: &usize| signatures[*k].load(std::sync::atomic::Ordering::Relaxed) & wanted == wanted;
+                assert_eq!(slow.all_anywhere(&signatures[..len], wanted), all);
+                assert_eq!(slow.found[..all], fast.found[..all]);
+                let holds = |k: &usize| signatures[*k].load(Ordering::Relaxed) & wanted == wanted;
                 let expected: Vec<u16> = (0..len).filter(holds).take(FOUND).map(|k| k as u16).collect();
                 assert_eq!(fast.found[..all], expected[..]);
             }
