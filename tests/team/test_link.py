@@ -66,14 +66,16 @@ async def test_a_host_that_stops_ends_every_call_and_the_next_one_finds_its_succ
 
 def test_a_message_takes_what_fits_and_a_large_item_goes_alone() -> None:
     small = [agent_pb2.Call(id=n, release=agent_pb2.ReleaseRequest(run_id="x")) for n in range(1, 601)]
-    pending = list(small)
+    pending = [(call, call.ByteSize()) for call in small]
     sizes = []
     while pending:
-        sizes.append(len(take_batch(pending)))
+        batch, size = take_batch(pending)
+        assert size == sum(call.ByteSize() for call in batch)
+        sizes.append(len(batch))
     assert sizes == [BATCH_CALLS, BATCH_CALLS, 600 - 2 * BATCH_CALLS]
     large = agent_pb2.Call(id=1, assign=agent_pb2.AssignRequest(inputs_json="x" * 2 * BATCH_BYTES))
-    pending = [small[0], large, small[1]]
-    assert [take_batch(pending) for _ in range(3)] == [[small[0]], [large], [small[1]]]
+    pending = [(call, call.ByteSize()) for call in (small[0], large, small[1])]
+    assert [take_batch(pending)[0] for _ in range(3)] == [[small[0]], [large], [small[1]]]
 
 
 async def test_a_host_with_a_lifeline_ends_with_its_parent() -> None:

@@ -218,8 +218,10 @@ class ModelClient:
         """
         deadline = self._deadline(deadline_s)
         request = self._named(request)
-        request, reservation = self._reserve(request, budget)
+        max_tokens, reservation = self._reserve(request, budget)
         message = self._sized(wire.request_to_pb(request))
+        if max_tokens is not None:
+            message.stopping.max_tokens = max_tokens
         text: list[str] = []
         usage: Usage | None = None
         seen = _Seen()
@@ -536,23 +538,21 @@ class ModelClient:
 
     def _reserve(
         self, request: ChatRequest, budget: TokenLedger | None
-    ) -> tuple[ChatRequest, Reservation | None]:
+    ) -> tuple[int | None, Reservation | None]:
+        """The tokens that the answer may have, and what was reserved for it."""
         if budget is None:
-            return request, None
-        if request.max_tokens is None:
-            request = replace(request, max_tokens=self.config.default_max_tokens)
-        assert request.max_tokens is not None
-        prompt = estimate_tokens(request.messages, request.documents)
-        return request, budget.reserve(prompt + request.max_tokens)
+            return request.max_tokens, None
+        most = self.config.default_max_tokens if request.max_tokens is None else request.max_tokens
+        return most, budget.reserve(estimate_tokens(request.messages, request.documents) + most)
 
     async def _chat_call(
         self, request: ChatRequest, deadline: float, budget: TokenLedger | None, idempotent: bool
     ) -> pb.ChatResponse:
         request = self._named(request)
         message = self._sized(wire.request_to_pb(request))
-        request, reservation = self._reserve(request, budget)
-        if request.max_tokens is not None:
-            message.stopping.max_tokens = request.max_tokens
+        max_tokens, reservation = self._reserve(request, budget)
+        if max_tokens is not None:
+            message.stopping.max_tokens = max_tokens
         if reservation is None:
             return await self._call(
                 lambda stub, timeout: self._send_chat(stub, message, timeout), deadline, idempotent=idempotent

@@ -261,6 +261,8 @@ class ChatRequest:
     def __post_init__(self) -> None:
         for name in ("messages", "tools", "stop", "documents"):
             value = getattr(self, name)
+            if type(value) is tuple:
+                continue
             if isinstance(value, str):
                 raise ConfigError(f"{name} is a str, not a sequence", where=f"ChatRequest.{name}")
             object.__setattr__(self, name, tuple(value))

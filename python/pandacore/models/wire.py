@@ -80,6 +80,9 @@ _SAMPLING: Final = (
 )
 
 
+_NO_WISHES: Final = Sampling()
+
+
 def finish_to_pb(reason: FinishReason) -> pb.FinishReason:
     """The wire value of a finish reason."""
     return _FINISH[reason]
@@ -125,9 +128,9 @@ def messages_to_pb(messages: Iterable[Message]) -> list[pb.Message]:
         pb.Message(
             role=_ROLES[message.role],
             content=message.content,
-            tool_calls=tool_calls_to_pb(message.tool_calls),
-            tool_call_id=message.tool_call_id or "",
-            name=message.name or "",
+            tool_calls=tool_calls_to_pb(message.tool_calls) if message.tool_calls else None,
+            tool_call_id=message.tool_call_id,
+            name=message.name,
         )
         for message in messages
     ]
@@ -167,22 +170,23 @@ def request_to_pb(request: ChatRequest) -> pb.ChatRequest:
         request_id=request.request_id,
         model=request.model,
         messages=messages_to_pb(request.messages),
-        tools=[
-            pb.Tool(
-                name=tool.name,
-                description=tool.description,
-                parameters_json_schema=json.dumps(dict(tool.parameters), ensure_ascii=False),
-            )
-            for tool in request.tools
-        ],
         tool_choice=request.tool_choice,
-        sampling=pb.Sampling(
-            **{name: value for name in _SAMPLING if (value := getattr(request.sampling, name)) is not None}
-        ),
         stopping=pb.Stopping(max_tokens=request.max_tokens, stop=request.stop),
-        documents=documents_to_pb(request.documents),
-        metadata=dict(request.metadata),
     )
+    if request.sampling != _NO_WISHES:
+        for name in _SAMPLING:
+            if (value := getattr(request.sampling, name)) is not None:
+                setattr(wire.sampling, name, value)
+    for tool in request.tools:
+        wire.tools.add(
+            name=tool.name,
+            description=tool.description,
+            parameters_json_schema=json.dumps(dict(tool.parameters), ensure_ascii=False),
+        )
+    if request.documents:
+        wire.documents.extend(documents_to_pb(request.documents))
+    if request.metadata:
+        wire.metadata.update(request.metadata)
     match request.output:
         case JsonSchema(schema):
             wire.structured_output.json_schema = json.dumps(dict(schema), ensure_ascii=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,17 +20,20 @@ BATCH_BYTES: Final = 512 * 1024
 T = TypeVar("T", bound="Message")
 
 
-def take_batch(pending: list[Any]) -> list[Any]:
-    """Take what fits one message off the front of a list; at least one item."""
+def take_batch(pending: list[tuple[T, int]]) -> tuple[list[T], int]:
+    """Take what fits one message off the front of a list of items with their sizes; at least one item.
+
+    Answers the items and their size together.
+    """
     size, count = 0, 0
-    for item in pending[:BATCH_CALLS]:
-        size += item.ByteSize()
-        if count and size > BATCH_BYTES:
+    for _, more in pending[:BATCH_CALLS]:
+        if count and size + more > BATCH_BYTES:
             break
+        size += more
         count += 1
-    batch = pending[:count]
+    batch = [item for item, _ in pending[:count]]
     del pending[:count]
-    return batch
+    return batch, size
 
 
 class Outbox(Generic[T]):
@@ -44,15 +47,16 @@ class Outbox(Generic[T]):
 
     def __init__(self, write: Callable[[list[T]], Awaitable[None]]) -> None:
         self._write = write
-        self._pending: list[T] = []
+        self._pending: list[tuple[T, int]] = []
         self._wake: asyncio.Future[None] | None = None
         self.unwritten = 0
         """Bytes that wait, or are being written."""
 
     def put(self, item: T) -> None:
         """Have an item written."""
-        self._pending.append(item)
-        self.unwritten += item.ByteSize()
+        size = item.ByteSize()  # once: it costs as much as encoding the message
+        self._pending.append((item, size))
+        self.unwritten += size
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -63,6 +67,6 @@ class Outbox(Generic[T]):
             if not self._pending:
                 self._wake = loop.create_future()
                 await self._wake
-            batch = take_batch(self._pending)
+            batch, size = take_batch(self._pending)
             await self._write(batch)
-            self.unwritten -= sum(item.ByteSize() for item in batch)
+            self.unwritten -= size
