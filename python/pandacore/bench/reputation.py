@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,6 +58,12 @@ def _measure(bench: Bench, agents: int) -> None:
         batch=_BATCH,
         pairs=len(store),
     )
+    # The same on a machine without other work: in processor time.
+    worked = time.thread_time()
+    for batch in batches:
+        store.observe_many(*batch, epoch=1)
+    per_cpu_second = len(batches) * _BATCH / (time.thread_time() - worked)
+    bench.emit("updates_per_cpu_second", per_cpu_second, "1/s", agents=agents, batch=_BATCH)
     picks = [(n, peers[n * _MET : (n + 1) * _MET]) for n in rng.integers(0, agents, 512).tolist()]
     bench.compare(
         "rank_p50",
