@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,22 @@ import pytest
 import pandacore as pc
 from pandacore import errors
 from pandacore.journal import Journal, Kind, Record
-from pandacore.team.past import read_past
+from pandacore.team.past import read_past, rebuild
+from pandacore.testing import ScriptedModel
+
+CRASHING = """
+class Crashing(Journal):
+    writes = 0
+    def _put(self, run_id, kind, body):  # what every record passes through, awaited or not
+        Crashing.writes += 1
+        hit = Crashing.writes == int(crash_at)
+        if hit and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        seq, written = super()._put(run_id, kind, body)
+        if hit and when == "after":
+            written.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        return seq, written
+"""
 
 PROGRAM = """
 import asyncio, json, os, signal, sys
@@ -26,18 +43,7 @@ from pandacore.journal import Journal
 path, ledger, width, crash_at, when, run_id = sys.argv[1:]
 width, crash_at = int(width), int(crash_at)
 
-class Crashing(Journal):
-    writes = 0
-    async def append(self, run_id, kind, body):
-        Crashing.writes += 1
-        number = Crashing.writes
-        if number == crash_at and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        seq = await super().append(run_id, kind, body)
-        if number == crash_at and when == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return seq
-
+@CRASHING@
 @pc.agent(capabilities=["work"], concurrency=4)
 async def work(task):
     with open(ledger, "a") as file:
@@ -66,7 +72,17 @@ asyncio.run(main())
 
 
 def launch(path: Path, ledger: Path, width: int, crash_at: int, when: str, run_id: str = "new") -> Any:
-    command = [sys.executable, "-c", PROGRAM, str(path), str(ledger), str(width), str(crash_at), when, run_id]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM.replace("@CRASHING@", CRASHING),
+        str(path),
+        str(ledger),
+        str(width),
+        str(crash_at),
+        when,
+        run_id,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -122,7 +138,7 @@ def crash_and_resume(folder: Path, width: int, crash_at: int, when: str) -> bool
 def test_f02_a_killed_run_is_taken_up_and_nothing_committed_runs_again(
     tmp_path: Path, crash_at: int, when: str
 ) -> None:
-    crash_and_resume(tmp_path, 3, crash_at, when)
+    assert crash_and_resume(tmp_path, 3, crash_at, when), "the run has so many writes"
 
 
 @pytest.mark.soak
@@ -141,6 +157,133 @@ def test_f02_every_write_of_a_plan_of_thirty_one(tmp_path: Path, when: str) -> N
 @pc.agent(capabilities=["work"])
 async def work(task: pc.Task) -> str:
     return task.text
+
+
+CREW = """
+import os
+import pandacore as pc
+
+@pc.agent(capabilities=["work"], concurrency=4)
+async def work(task):
+    with open(os.environ["LEDGER"], "a") as file:
+        print(task.subtask_id, task.idempotency_key, file=file, flush=True)
+    return f"{task.subtask_id}({','.join(sorted(task.inputs))})"
+"""
+
+ELSEWHERE = """
+import asyncio, json, os, signal, sys
+import pandacore as pc
+from pandacore.journal import Journal
+
+path, address, pattern, crash_at, when, run_id = sys.argv[1:]
+
+@CRASHING@
+subtasks = [pc.Subtask(f"s{n}", "work", "go", [f"s{n - 1}"] if n else []) for n in range(5)]
+
+async def main():
+    with Crashing(path) as journal:
+        async with pc.Collective.local(journal=journal) as c:
+            await c.attach(address)
+            task = pc.Task("steps", plan=pc.Plan(subtasks), redundancy={"work": 2})
+            run = c.resume(run_id) if run_id else c.start(task, pattern=pattern)
+            result = await run.result()
+            print(json.dumps([result.run_id, str(result.status), result.outputs]))
+
+asyncio.run(main())
+"""
+
+
+class Elsewhere:
+    """A host process that outlives the orchestrators whose runs it serves."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "crew.py").write_text(CREW)
+        self.folder, self.ledger = folder, folder / "ledger"
+        self.ledger.touch()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pandacore.team.serve", "crew", "--replicas", "3"],
+            cwd=folder,
+            env={**os.environ, "LEDGER": str(self.ledger)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.address = json.loads(self.process.stdout.readline())["address"]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def launch(self, path: Path, pattern: str, crash_at: int, when: str, run_id: str) -> Any:
+        arguments = [str(path), self.address, pattern, str(crash_at), when, run_id]
+        command = [sys.executable, "-c", ELSEWHERE.replace("@CRASHING@", CRASHING), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    def crash_and_resume(self, pattern: str, crash_at: int, when: str) -> bool:
+        """One crash of the orchestrator alone; False if the run ended before that write."""
+        path = self.folder / f"{pattern}{when}{crash_at}.db"
+        done = self.launch(path, pattern, crash_at, when, "")
+        if done.returncode == 0:
+            return False
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        with Journal(path) as journal:
+            runs = journal.runs()
+            if not runs or runs[0].status != "open":
+                return True
+        done = self.launch(path, pattern, 0, "never", runs[0].run_id)
+        assert done.returncode == 0, done.stderr
+        run_id, status, outputs = json.loads(done.stdout)
+        assert (run_id, status) == (runs[0].run_id, "completed"), outputs
+        lines = [line.split() for line in self.ledger.read_text().splitlines()]
+        effects = Counter(subtask for subtask, key in lines if key.startswith(f"{run_id}/"))
+        assert effects == {f"s{n}": 1 for n in range(5)}, f"{pattern}, crash {when} write {crash_at}"
+        return True
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+    found = Elsewhere(tmp_path_factory.mktemp("elsewhere"))
+    yield found
+    found.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pattern", "crash_at"), [("chain", 5), ("mesh", 6)])
+def test_a_killed_entrypoint_of_a_chain_or_mesh_repeats_nothing(
+    elsewhere: Elsewhere, pattern: str, crash_at: int
+) -> None:
+    assert elsewhere.crash_and_resume(pattern, crash_at, "after")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("pattern", ["star", "chain", "mesh"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_every_write_of_an_orchestrator_whose_agents_live_elsewhere(
+    elsewhere: Elsewhere, pattern: str, when: str
+) -> None:
+    crash_at = 1
+    while elsewhere.crash_and_resume(pattern, crash_at, when):
+        crash_at += 1
+    assert crash_at > 5
+
+
+async def test_a_replay_calls_no_model(tmp_path: Path) -> None:
+    @pc.agent(capabilities=["think"])
+    async def think(task: pc.Task, ctx: pc.AgentContext) -> str:
+        return (await ctx.model.chat(pc.ChatRequest((pc.Message.user("go"),), max_tokens=9))).text
+
+    async with ScriptedModel(lambda request: "thought") as model:
+        async with pc.Collective.local(model=model.spec, journal=tmp_path / "runs.db") as c:
+            c.add(think)
+            result = await c.run("think")
+        assert (result.output, model.calls) == ("thought", 1)
+        with Journal(tmp_path / "runs.db", read_only=True) as journal:
+            again = rebuild(journal, result.run_id)
+        assert again.same
+        assert list(again.outputs.values()) == ["thought"]
+        assert model.calls == 1
 
 
 async def test_the_journal_tells_the_whole_story(tmp_path: Path) -> None:
