@@ -12,17 +12,15 @@ use super::epoch::{Epochs, Grace, Guard};
 use super::error::BrokerError;
 use super::graph::{Graph, MAX_M, Through, Walk, Work, key_of, slot_of};
 use super::ids::Ids;
-use super::kernels::{self, Query};
+use super::kernels::{self, LANE, Query};
 use super::planner::{Costs, Executor, Situation};
-use super::scan::{scan, scan_batch};
+use super::scan::{Batch, scan, scan_batch};
 use super::store::{Metric, Rerank, Store, check_rows};
 
 /// Largest dimension of a vector: products of byte codes must fit 32 bits.
 pub const MAX_DIM: usize = 65_536;
 /// Most flags an index can have.
 pub const MAX_FLAGS: usize = 32;
-/// Queries that a thread takes through the batch scan together.
-const PANEL: usize = 32;
 /// Before a graph has this many slots, it grows on one thread: links need something to point at.
 const SOLO: usize = 1_000;
 /// Candidates that are ordered exactly, at least.
@@ -231,8 +229,7 @@ impl Subset {
 pub struct SearchScratch {
     walk: Walk,
     query: Query,
-    queries: Vec<Query>,
-    pools: Vec<Vec<u64>>,
+    batch: Batch,
     allowed: Vec<u64>,
     ids: Vec<u32>,
     scores: Vec<f32>,
@@ -733,8 +730,16 @@ impl SemanticIndex {
         if executor == Executor::Batch && count.is_none() {
             self.store.allowed(0, 0, None, &mut allowed);
         }
-        let piece = if executor == Executor::Batch { PANEL } else { 8 };
-        let threads = threads.clamp(1, total.div_ceil(piece).min(64));
+        let threads = threads.clamp(1, 64);
+        let piece = if executor == Executor::Batch {
+            total
+                .div_ceil(threads)
+                .next_multiple_of(LANE)
+                .min(self.store.together())
+        } else {
+            8
+        };
+        let threads = threads.min(total.div_ceil(piece));
         let mut found: Vec<Mutex<Vec<Found>>> = Vec::new();
         found.resize_with(total.div_ceil(piece), Mutex::default);
         let mut own: Vec<SearchScratch> = Vec::new();
@@ -916,24 +921,17 @@ impl SemanticIndex {
         scratch: &mut SearchScratch,
     ) -> Vec<Found> {
         let count = rows.len() / self.config.dim;
-        let mut queries = std::mem::take(&mut scratch.queries);
-        let mut pools = std::mem::take(&mut scratch.pools);
-        queries.resize_with(count, Query::default);
-        pools.resize_with(count, Vec::new);
-        for (row, query) in rows.chunks_exact(self.config.dim).zip(&mut queries) {
+        let mut batch = std::mem::take(&mut scratch.batch);
+        batch.panel.resize(count);
+        for (row, query) in rows.chunks_exact(self.config.dim).zip(&mut batch.panel.queries) {
             self.store.prepare(row, query);
         }
-        let scored = scan_batch(
-            &self.store,
-            &queries,
-            self.depth(params),
-            allowed,
-            version,
-            &mut pools,
-        );
-        let found = queries
+        let scored = scan_batch(&self.store, self.depth(params), allowed, version, &mut batch);
+        let found = batch
+            .panel
+            .queries
             .iter()
-            .zip(&pools)
+            .zip(&batch.pools)
             .map(|(query, pool)| {
                 self.finish(
                     &Asked {
@@ -948,8 +946,7 @@ impl SemanticIndex {
                 )
             })
             .collect();
-        scratch.queries = queries;
-        scratch.pools = pools;
+        scratch.batch = batch;
         found
     }
 

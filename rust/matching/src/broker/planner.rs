@@ -5,7 +5,7 @@
 //! ([`Costs::measure`]); without that, typical numbers stand in.
 use std::time::Duration;
 
-use super::kernels::{self, BLOCK, Block, Query};
+use super::kernels::{self, BLOCK, Block, LANE, Panel, Query, ROWS};
 use super::memory::ByteSlab;
 use crate::rng::Rng;
 
@@ -27,7 +27,7 @@ pub enum Executor {
 pub struct Costs {
     /// Looking at one allowed code in order.
     pub scan: f64,
-    /// Looking at one code for one of several queries.
+    /// Looking at one code for one of many queries.
     pub batch: f64,
     /// Looking at one code in random order.
     pub random: f64,
@@ -68,7 +68,6 @@ impl Costs {
     pub fn measure(clock: impl Fn() -> Duration) -> Self {
         const WIDTH: usize = 384;
         const CELLS: u32 = 16_384;
-        const QUERIES: usize = 32;
         let kernels = kernels::best();
         let slab = ByteSlab::new(WIDTH);
         slab.ensure(CELLS as usize);
@@ -82,7 +81,12 @@ impl Costs {
             sum: WIDTH as i32,
             ..Query::default()
         };
-        let queries = vec![query.clone(); QUERIES];
+        let mut panel = Panel::default();
+        panel.resize(kernels.together);
+        panel.queries.fill(query.clone());
+        (kernels.pack)(&mut panel);
+        let mut products = vec![0; ROWS * panel.stride];
+        let bars = vec![i32::MAX; panel.stride];
         let ordered: Vec<u32> = (0..CELLS).collect();
         let random: Vec<u32> = (0..CELLS).map(|_| rng.below(CELLS)).collect();
         let mut keys = vec![0; CELLS as usize];
@@ -94,7 +98,7 @@ impl Costs {
                 least = least.min((clock().saturating_sub(start)).as_nanos() as f64);
             }
             // A clock without resolution must not make a step free.
-            (least / codes as f64).max(0.5)
+            (least / codes as f64).max(0.1)
         };
         let mut pass = |ids: &[u32]| {
             best(ids.len(), &mut |keys| {
@@ -106,16 +110,19 @@ impl Costs {
         };
         let scan = pass(&ordered);
         let random = pass(&random);
-        let batch = best(64 * QUERIES * 8, &mut |keys| {
+        let batch = best(8 * products.len(), &mut |_| {
             for group in 0..8 {
                 // SAFETY: as above; 64 cells of one chunk.
-                unsafe { (kernels.panel)(&queries, slab.start(group * 64), 64, &mut keys[..64 * QUERIES]) };
+                unsafe {
+                    (kernels.panel)(&panel, slab.start(group * ROWS), ROWS, &mut products);
+                    (kernels.sift)(&products, &bars, &mut Vec::new());
+                }
             }
         });
         // An offer to the pool and the bitmap come on top of the kernel.
         Self {
             scan: scan + 2.0,
-            batch: batch + 1.0,
+            batch,
             random,
         }
     }
@@ -123,7 +130,9 @@ impl Costs {
     pub(super) fn choose(&self, s: Situation) -> Executor {
         let allowed = s.allowed as f64;
         let scan = allowed * self.scan;
-        let batch = allowed * self.batch;
+        // A batch reads every code once, and has room for whole lanes of queries.
+        let lanes = s.queries.next_multiple_of(LANE) as f64;
+        let batch = allowed * (self.scan + lanes * self.batch) / s.queries as f64;
         let exact = if s.queries >= 4 && batch < scan {
             (Executor::Batch, batch)
         } else {

@@ -1,6 +1,6 @@
 //! The exact executors: every allowed code is looked at.
-use super::graph::{offer, pack, slot_of};
-use super::kernels::Query;
+use super::graph::{key_of, offer, pack, slot_of};
+use super::kernels::{Block, Panel, Query, ROWS};
 use super::store::Store;
 
 /// Codes between two looks at the pool.
@@ -54,39 +54,87 @@ fn take(store: &Store, pool: &mut Vec<u64>, limit: usize, entry: u64, version: u
     }
 }
 
-/// The same for several queries at once; `pools` has one pool for each.
+/// Memory of a batch scan, kept between scans.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// The queries.
+    pub(super) panel: Panel,
+    /// Their candidates.
+    pub(super) pools: Vec<Vec<u64>>,
+    room: Vec<Block>,
+    keys: Vec<i32>,
+    /// What a key must be above to get into a pool; nothing gets into those behind the last.
+    bars: Vec<i32>,
+    hits: Vec<(u32, u32)>,
+}
+
+/// The same for all queries of a batch at once.
 pub(super) fn scan_batch(
     store: &Store,
-    queries: &[Query],
     limit: usize,
     allowed: &[u64],
     version: u64,
-    pools: &mut [Vec<u64>],
+    batch: &mut Batch,
 ) -> usize {
-    pools.iter_mut().for_each(Vec::clear);
-    let count = queries.len();
-    let mut keys = vec![0i32; 64 * count];
-    let mut scored = 0;
+    let count = batch.panel.queries.len();
+    batch.pools.resize_with(count, Vec::new);
+    batch.pools.iter_mut().for_each(Vec::clear);
+    batch.keys.resize(ROWS * batch.panel.stride, 0);
+    batch.bars.clear();
+    batch.bars.resize(count, i32::MIN);
+    batch.bars.resize(batch.panel.stride, i32::MAX);
+    store.pack(&mut batch.panel);
+    let mut ids = [0u32; 2 * ROWS];
+    let (mut held, mut scored) = (0, 0);
     for (group, &word) in allowed.iter().enumerate() {
         let mut rest = word;
-        let mut base = group as u32 * 64;
-        // Runs of allowed slots: the others may be in the hands of the writer.
-        while rest != 0 {
-            let skip = rest.trailing_zeros();
-            rest >>= skip;
-            base += skip;
-            let rows = rest.trailing_ones() as usize;
-            let keys = &mut keys[..rows * count];
-            store.panel(queries, base, rows, keys);
-            for (row, keys) in keys.chunks_exact(count).enumerate() {
-                for (&key, pool) in keys.iter().zip(pools.iter_mut()) {
-                    take(store, pool, limit, pack(key, base + row as u32), version);
-                }
-            }
-            scored += rows;
-            rest = if rows == 64 { 0 } else { rest >> rows };
-            base += rows as u32;
+        // A full group goes by itself: its codes lie one after the other.
+        if rest == u64::MAX && held > 0 && held < ROWS {
+            take_rows(store, &ids[..held], limit, version, batch);
+            held = 0;
         }
+        while rest != 0 {
+            ids[held] = group as u32 * 64 + rest.trailing_zeros();
+            rest &= rest - 1;
+            held += 1;
+        }
+        while held >= ROWS {
+            take_rows(store, &ids[..ROWS], limit, version, batch);
+            ids.copy_within(ROWS.., 0);
+            held -= ROWS;
+        }
+        scored += word.count_ones() as usize;
+    }
+    if held > 0 {
+        take_rows(store, &ids[..held], limit, version, batch);
     }
     scored
+}
+
+fn take_rows(store: &Store, ids: &[u32], limit: usize, version: u64, batch: &mut Batch) {
+    let Batch {
+        panel,
+        pools,
+        room,
+        keys,
+        bars,
+        hits,
+    } = batch;
+    store.panel(panel, ids, room, keys);
+    hits.clear();
+    store.sift(&keys[..ids.len() * panel.stride], bars, hits);
+    for &(row, column) in hits.iter() {
+        let (row, column) = (row as usize, column as usize);
+        let pool = &mut pools[column];
+        take(
+            store,
+            pool,
+            limit,
+            pack(keys[row * panel.stride + column], ids[row]),
+            version,
+        );
+        if pool.len() == limit {
+            bars[column] = key_of(pool[limit - 1]);
+        }
+    }
 }

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::error::BrokerError;
-use super::kernels::{BLOCK, Block, Kernels, Query, Tail, sketch_stride};
+use super::kernels::{BLOCK, Block, Kernels, Panel, Query, ROWS, Tail, sketch_stride};
 use super::memory::{AtomicSlab, ByteSlab, MAX_SLOTS};
 use super::rotate::Rotation;
 
@@ -449,20 +449,52 @@ impl Store {
         true
     }
 
-    /// Keys of `rows` present slots from `first` on for each of the queries, row by row. The slots belong to one
-    /// group of 64.
-    pub(super) fn panel(&self, queries: &[Query], first: u32, rows: usize, keys: &mut [i32]) {
-        assert!(first as usize % 64 + rows <= 64 && keys.len() == rows * queries.len());
-        // SAFETY: as in `score`; slots of one group of 64 lie one after the other in one chunk.
-        unsafe { (self.kernels.panel)(queries, self.codes.start(first as usize), rows, keys) };
+    /// Queries that are best taken together.
+    pub(super) fn together(&self) -> usize {
+        self.kernels.together
+    }
+
+    /// Makes a panel of queries ready for [`panel`](Self::panel).
+    pub(super) fn pack(&self, panel: &mut Panel) {
+        (self.kernels.pack)(panel);
+    }
+
+    /// Keys of up to 64 present slots for each query of a panel, row by row; `room` is for the codes of slots that
+    /// are not one after the other.
+    pub(super) fn panel(&self, panel: &Panel, ids: &[u32], room: &mut Vec<Block>, keys: &mut [i32]) {
+        let (first, rows) = (ids[0], ids.len());
+        assert!(rows <= ROWS && keys.len() >= ROWS * panel.stride);
+        let codes = if first.is_multiple_of(ROWS as u32) && ids[rows - 1] - first == ROWS as u32 - 1 {
+            // All of a group of 64, which lie one after the other in one chunk.
+            self.codes.start(first as usize)
+        } else {
+            let blocks = self.width / BLOCK;
+            room.resize(ROWS * blocks, Block([0; BLOCK]));
+            for (cell, &id) in room.chunks_exact_mut(blocks).zip(ids) {
+                // SAFETY: as in `score`.
+                let codes = unsafe { self.codes.read(id as usize) };
+                for (block, part) in cell.iter_mut().zip(codes.as_chunks::<BLOCK>().0) {
+                    block.0 = part.map(|code| code as i8);
+                }
+            }
+            room.as_ptr().cast()
+        };
+        // SAFETY: as in `score`; 64 codes one after the other, of which the first `rows` count.
+        unsafe { (self.kernels.panel)(panel, codes, rows, keys) };
         if self.metric == Metric::InnerProduct {
-            for (row, keys) in keys.chunks_exact_mut(queries.len()).enumerate() {
-                let norm = self.norm(first + row as u32);
+            for (&id, keys) in ids.iter().zip(keys.chunks_exact_mut(panel.stride)) {
+                let norm = self.norm(id);
                 for key in keys {
                     *key = ordered((*key as f32 * norm).to_bits() as i32);
                 }
             }
         }
+    }
+
+    /// Appends row and column of the keys that are above the bars.
+    pub(super) fn sift(&self, keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
+        // SAFETY: the kernels are for this processor.
+        unsafe { (self.kernels.sift)(keys, bars, hits) };
     }
 
     // -- slots

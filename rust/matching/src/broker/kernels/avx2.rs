@@ -1,7 +1,7 @@
 //! 256-bit registers, without the byte-product instructions of later processors.
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Kernels, LANES, Query, Tail, estimate, fold, sketch_floats};
+use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, estimate, fold, sift_rows, sketch_floats, unpacked};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {
@@ -9,7 +9,10 @@ pub(super) const KERNELS: Kernels = Kernels {
     dots,
     sieve,
     tails,
+    together: 32,
+    pack: unpacked,
     panel,
+    sift,
 };
 
 #[target_feature(enable = "avx2,fma")]
@@ -136,12 +139,17 @@ unsafe fn tails(kind: Tail, query: &[f32], tails: &ByteSlab, codes: &ByteSlab, i
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn panel(queries: &[Query], codes: *const u8, rows: usize, out: &mut [i32]) {
-    let width = queries.first().map_or(0, |query| query.codes.len() * BLOCK);
+unsafe fn panel(panel: &Panel, codes: *const u8, rows: usize, out: &mut [i32]) {
+    let width = panel.queries.first().map_or(0, |query| query.codes.len() * BLOCK);
     for row in 0..rows {
-        for (query, out) in queries.iter().zip(&mut out[row * queries.len()..]) {
+        for (query, out) in panel.queries.iter().zip(&mut out[row * panel.stride..]) {
             // SAFETY: the contract of `Kernels`: `rows` cells one after the other.
             *out = unsafe { dot(query, codes.add(row * width)) };
         }
     }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn sift(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
+    sift_rows(keys, bars, hits);
 }

@@ -2,7 +2,7 @@
 //! query serves four products and their horizontal sums are made together.
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Kernels, LANES, Query, Tail, fold};
+use super::{BLOCK, Kernels, LANE, LANES, Panel, Query, Tail, fold, unpacked};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {
@@ -10,7 +10,10 @@ pub(super) const KERNELS: Kernels = Kernels {
     dots,
     sieve,
     tails,
+    together: 32,
+    pack: unpacked,
     panel,
+    sift,
 };
 
 /// The sums of four registers, one in each lane.
@@ -195,7 +198,8 @@ unsafe fn tails(kind: Tail, query: &[f32], tails: &ByteSlab, codes: &ByteSlab, i
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn panel(queries: &[Query], codes: *const u8, rows: usize, out: &mut [i32]) {
+unsafe fn panel(panel: &Panel, codes: *const u8, rows: usize, out: &mut [i32]) {
+    let Panel { queries, stride, .. } = panel;
     let count = queries.len();
     let width = queries.first().map_or(0, |query| query.codes.len() * BLOCK);
     let mut row = 0;
@@ -210,7 +214,7 @@ unsafe fn panel(queries: &[Query], codes: *const u8, rows: usize, out: &mut [i32
                 let mut four = [0i32; 4];
                 _mm_storeu_si128(four.as_mut_ptr().cast(), found);
                 for (j, &value) in four[..room].iter().enumerate() {
-                    out[(row + j) * count + query] = value;
+                    out[(row + j) * stride + query] = value;
                 }
             };
             let mut query = 0;
@@ -241,5 +245,43 @@ unsafe fn panel(queries: &[Query], codes: *const u8, rows: usize, out: &mut [i32
             }
         }
         row += 4;
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn sift(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
+    const HALF: usize = LANE / 2;
+    let stride = bars.len();
+    let rows = keys.len() / stride;
+    assert!(stride.is_multiple_of(LANE));
+    for column in (0..stride).step_by(HALF) {
+        // SAFETY: 16 numbers of a row, and of the bars.
+        let (bar, at) = unsafe {
+            let bar = _mm512_loadu_si512(bars.as_ptr().add(column).cast());
+            (bar, |row: usize| {
+                _mm512_loadu_si512(keys.as_ptr().add(row * stride + column).cast())
+            })
+        };
+        let mut note = |row: usize| {
+            let mut above = _mm512_cmpgt_epi32_mask(at(row), bar);
+            while above != 0 {
+                hits.push((row as u32, column as u32 + above.trailing_zeros()));
+                above &= above - 1;
+            }
+        };
+        // Products above the bar are rare: the largest of eight rows tells for all.
+        let mut row = 0;
+        while row + 8 <= rows {
+            let pairs = [0, 2, 4, 6].map(|j| _mm512_max_epi32(at(row + j), at(row + j + 1)));
+            let most = _mm512_max_epi32(
+                _mm512_max_epi32(pairs[0], pairs[1]),
+                _mm512_max_epi32(pairs[2], pairs[3]),
+            );
+            if _mm512_cmpgt_epi32_mask(most, bar) != 0 {
+                (row..row + 8).for_each(&mut note);
+            }
+            row += 8;
+        }
+        (row..rows).for_each(&mut note);
     }
 }

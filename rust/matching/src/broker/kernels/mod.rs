@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use super::memory::ByteSlab;
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -15,6 +17,10 @@ mod scalar;
 
 /// Components that all loops take at a time; widths are multiples of it.
 pub(super) const BLOCK: usize = 64;
+/// Queries of a panel come in multiples of this.
+pub(super) const LANE: usize = 32;
+/// Rows that a panel takes at most.
+pub(super) const ROWS: usize = 64;
 /// Independent sums of a float product.
 pub(super) const LANES: usize = 32;
 
@@ -39,6 +45,18 @@ pub(super) struct Query {
     pub(super) exact: Vec<f32>,
 }
 
+/// Some queries in the form the batch loop takes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Panel {
+    /// The queries, in an order that stays.
+    pub(super) queries: Vec<Query>,
+    /// Their number, rounded up to [`LANE`]s: the products of a row are that far from those of the next.
+    pub(super) stride: usize,
+    /// What `Kernels::pack` makes of the queries, if the version has need of it.
+    tiles: Vec<Block>,
+    offsets: Vec<i32>,
+}
+
 /// How the rerank vectors of a slab are stored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Tail {
@@ -57,11 +75,12 @@ pub(super) const fn sketch_stride(width: usize) -> usize {
 type Dots = unsafe fn(&Query, &ByteSlab, &[u32], &mut [i32]);
 type Sieve = unsafe fn(&Query, &ByteSlab, &ByteSlab, &mut [u32], f32) -> usize;
 type Tails = unsafe fn(Tail, &[f32], &ByteSlab, &ByteSlab, &[u32], &mut [f32]);
-type Panel = unsafe fn(&[Query], *const u8, usize, &mut [i32]);
+type Products = unsafe fn(&Panel, *const u8, usize, &mut [i32]);
+type Sift = unsafe fn(&[i32], &[i32], &mut Vec<(u32, u32)>);
 
 /// One version of every loop.
 ///
-/// All four have the same contract. **Safety**: the processor has the instruction set; every id names a cell that
+/// All have the same contract. **Safety**: the processor has the instruction set; every id names a cell that
 /// is initialised and that nobody writes meanwhile; the slabs have cells of the query's width; outputs are as long
 /// as the ids.
 #[derive(Clone, Copy)]
@@ -75,9 +94,17 @@ pub(super) struct Kernels {
     pub(super) sieve: Sieve,
     /// Products of the exact query with rerank vectors. Arguments: kind, query, tails, codes, ids, output.
     pub(super) tails: Tails,
-    /// Products of some queries with `rows` codes that lie one after the other; output row by row, one product
-    /// for each query.
-    pub(super) panel: Panel,
+    /// Queries that a panel is best made of.
+    pub(super) together: usize,
+    /// Makes a panel ready whose queries have changed; they must be equally wide.
+    pub(super) pack: fn(&mut Panel),
+    /// Products of a packed panel with the first of 64 codes that lie one after the other and can all be read. Output
+    /// row by row, `stride` apart, with room for [`ROWS`] of them; what lies behind the last query or row means
+    /// nothing. Arguments: panel, codes, rows, output.
+    pub(super) panel: Products,
+    /// Appends row and column of the products that are above the bar of their column. Arguments: whole rows of
+    /// products, bars (a multiple of [`LANE`]s of them), output.
+    pub(super) sift: Sift,
 }
 
 impl std::fmt::Debug for Kernels {
@@ -95,6 +122,9 @@ pub(super) fn available() -> Vec<Kernels> {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vnni")
         {
+            if amx::usable() {
+                found.push(amx::KERNELS);
+            }
             found.push(avx512::KERNELS);
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -109,6 +139,36 @@ pub(super) fn available() -> Vec<Kernels> {
 pub(super) fn best() -> Kernels {
     static BEST: OnceLock<Kernels> = OnceLock::new();
     *BEST.get_or_init(|| available()[0])
+}
+
+impl Panel {
+    /// Takes up to so many queries; the caller fills them in and packs the panel.
+    pub(super) fn resize(&mut self, queries: usize) {
+        self.queries.resize_with(queries, Query::default);
+        self.stride = queries.next_multiple_of(LANE);
+    }
+}
+
+/// For versions that take queries as they are.
+fn unpacked(_: &mut Panel) {}
+
+/// `Kernels::sift`, for any instruction set.
+#[inline(always)]
+fn sift_rows(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
+    for (row, keys) in (0..).zip(keys.chunks_exact(bars.len())) {
+        for (part, (keys, bars)) in keys.chunks_exact(LANE).zip(bars.chunks_exact(LANE)).enumerate() {
+            let any = keys
+                .iter()
+                .zip(bars)
+                .fold(0, |any, (key, bar)| any | i32::from(key > bar));
+            if any != 0 {
+                let columns = (0..)
+                    .zip(keys.iter().zip(bars))
+                    .filter(|(_, (key, bar))| key > bar);
+                hits.extend(columns.map(|(column, _): (u32, _)| (row, (part * LANE) as u32 + column)));
+            }
+        }
+    }
 }
 
 /// Adds the lanes in halves: the fixed order of every version.
@@ -209,6 +269,22 @@ mod tests {
         }
     }
 
+    fn random_block(rng: &mut Rng, blocks: usize) -> Vec<Block> {
+        (0..blocks)
+            .map(|_| Block(std::array::from_fn(|_| rng.next_u64() as i8)))
+            .collect()
+    }
+
+    /// The product of a query with codes, which are unsigned and have an offset.
+    fn product(query: &Query, cell: &[Block]) -> i32 {
+        let codes = cell
+            .iter()
+            .flat_map(|block| block.0)
+            .map(|code| i32::from(code as u8) - 128);
+        let query = query.codes.iter().flat_map(|block| block.0).map(i32::from);
+        codes.zip(query).map(|(code, query)| code * query).sum()
+    }
+
     #[test]
     fn every_version_gives_the_same_bits() {
         let mut rng = Rng::new(11);
@@ -228,8 +304,11 @@ mod tests {
             let floats = float_slab(&mut rng, width, cells);
             let sketches = sketch_slab(&mut rng, width, cells);
             for extreme in [false, true] {
-                let queries: Vec<Query> = (0..5).map(|_| random_query(&mut rng, width, extreme)).collect();
+                let queries: Vec<Query> = (0..if extreme { 5 } else { 70 })
+                    .map(|_| random_query(&mut rng, width, extreme))
+                    .collect();
                 let query = &queries[0];
+                let block: Vec<Block> = random_block(&mut rng, ROWS * width / BLOCK);
                 for count in [0, 1, 3, 4, 7, 16, 41] {
                     let ids: Vec<u32> = (0..count).map(|_| rng.below(cells as u32)).collect();
                     let results: Vec<_> = available()
@@ -238,7 +317,13 @@ mod tests {
                             let mut dots = vec![0; ids.len()];
                             let mut kept = Vec::new();
                             let mut tails = Vec::new();
-                            let mut panel = vec![0; cells * queries.len()];
+                            let mut panel = Panel::default();
+                            panel.resize(queries.len());
+                            panel.queries.clone_from_slice(&queries);
+                            (kernels.pack)(&mut panel);
+                            let stride = panel.stride;
+                            let mut wide = vec![0; ROWS * stride];
+                            let mut hits = Vec::new();
                             // SAFETY: only versions that the processor has; the slabs have these cells and widths
                             // and nobody writes them.
                             unsafe {
@@ -256,18 +341,31 @@ mod tests {
                                     (kernels.tails)(kind, &query.exact, slab, &codes, &ids, &mut out);
                                     tails.extend(out.into_iter().map(f32::to_bits));
                                 }
-                                (kernels.panel)(&queries, codes.start(0), cells, &mut panel);
+                                (kernels.panel)(&panel, block.as_ptr().cast(), count.max(1), &mut wide);
+                                for row in wide.chunks_exact_mut(stride) {
+                                    row[queries.len()..].fill(0);
+                                }
+                                wide.truncate(count.max(1) * stride);
+                                (kernels.sift)(&wide, &vec![2000; stride], &mut hits);
+                                hits.sort_unstable();
                             }
-                            (dots, kept, tails, panel)
+                            (dots, kept, tails, wide, hits)
                         })
                         .collect();
                     for result in &results[1..] {
                         assert_eq!(result, &results[0], "width {width}, {count} ids");
                     }
                     // And the panel is what the single products are.
-                    for (&id, &dot) in ids.iter().zip(&results[0].0) {
-                        assert_eq!(results[0].3[id as usize * queries.len()], dot);
+                    for (row, cell) in block.chunks_exact(width / BLOCK).take(count.max(1)).enumerate() {
+                        for (column, query) in queries.iter().enumerate() {
+                            assert_eq!(
+                                results[0].3[row * LANE * queries.len().div_ceil(LANE) + column],
+                                product(query, cell)
+                            );
+                        }
                     }
+                    let above = results[0].3.iter().filter(|&&key| key > 2000).count();
+                    assert_eq!(results[0].4.len(), above);
                 }
             }
         }

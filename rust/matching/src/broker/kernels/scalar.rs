@@ -1,5 +1,5 @@
 //! The plain version: what the others must equal, and what runs where nothing else does.
-use super::{BLOCK, Kernels, LANES, Query, Tail, estimate, fold, sketch_floats};
+use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, estimate, fold, sift_rows, sketch_floats, unpacked};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {
@@ -7,7 +7,10 @@ pub(super) const KERNELS: Kernels = Kernels {
     dots,
     sieve,
     tails,
+    together: 32,
+    pack: unpacked,
     panel,
+    sift,
 };
 
 /// # Safety
@@ -85,12 +88,16 @@ unsafe fn tails(kind: Tail, query: &[f32], tails: &ByteSlab, codes: &ByteSlab, i
     }
 }
 
-unsafe fn panel(queries: &[Query], codes: *const u8, rows: usize, out: &mut [i32]) {
-    let width = queries.first().map_or(0, |query| query.codes.len() * BLOCK);
+unsafe fn panel(panel: &Panel, codes: *const u8, rows: usize, out: &mut [i32]) {
+    let width = panel.queries.first().map_or(0, |query| query.codes.len() * BLOCK);
     for row in 0..rows {
-        for (query, out) in queries.iter().zip(&mut out[row * queries.len()..]) {
+        for (query, out) in panel.queries.iter().zip(&mut out[row * panel.stride..]) {
             // SAFETY: the contract of `Kernels`: `rows` cells one after the other.
             *out = unsafe { dot(query, codes.add(row * width)) };
         }
     }
+}
+
+unsafe fn sift(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
+    sift_rows(keys, bars, hits);
 }
