@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 MAX_CAPABILITIES: Final = 64
 """Most capabilities of one agent."""
+MAX_SUBSCRIPTION: Final = 4_000
+"""Most characters of what an agent subscribes to."""
 _MARK: Final = "__pandacore_agent__"
 
 
@@ -57,6 +59,7 @@ class _Spec:
     capabilities: tuple[str, ...]
     name: str | None
     description: str
+    subscription: str
     concurrency: int
     queue_limit: int | None
 
@@ -66,6 +69,7 @@ def agent(
     capabilities: Sequence[str],
     name: str | None = None,
     description: str = "",
+    subscription: str = "",
     concurrency: int = 1,
     queue_limit: int | None = None,
 ) -> Callable[[T], T]:
@@ -79,6 +83,9 @@ def agent(
         Display name; default: the function's or class's name.
     description : str, optional
         One line for planners and people; default: the first line of the docstring.
+    subscription : str, optional
+        What it wants to be found for, in words, up to 4,000 characters: ``find`` goes by it instead of the
+        description. `Collective.resubscribe` changes it.
     concurrency : int
         Subtasks it works on at once.
     queue_limit : int, optional
@@ -95,7 +102,9 @@ def agent(
     ConfigError, InvalidName
         An argument breaks its rule.
     """
-    spec = _Spec(_capabilities(capabilities), name, description, concurrency, queue_limit)
+    spec = _Spec(
+        _capabilities(capabilities), name, description, subscribed(subscription), concurrency, queue_limit
+    )
     _check_limits(concurrency, queue_limit)
     if name is not None:
         display_name(name)
@@ -118,7 +127,7 @@ class Agent:
     ----------
     handler : callable
         ``f(task)`` or ``f(task, ctx)``, async or not.
-    capabilities, name, description, concurrency, queue_limit
+    capabilities, name, description, subscription, concurrency, queue_limit
         As for :func:`agent`.
     key : KeyPair, optional
         Its identity; the id is the public key. Default: a fresh key.
@@ -131,6 +140,7 @@ class Agent:
         capabilities: Sequence[str],
         name: str | None = None,
         description: str | None = None,
+        subscription: str = "",
         concurrency: int = 1,
         queue_limit: int | None = None,
         key: KeyPair | None = None,
@@ -146,6 +156,7 @@ class Agent:
         self.capabilities = _capabilities(capabilities)
         self.name = display_name(name if name is not None else _name_of(handler))
         self.description = _first_line(handler) if description is None else description
+        self.subscription = subscribed(subscription)
         self.concurrency = concurrency
         self.queue_limit = queue_limit if queue_limit is not None else max(16, 4 * concurrency)
         self.key = key if key is not None else KeyPair.generate()
@@ -164,6 +175,7 @@ class Agent:
             capabilities=self.capabilities,
             name=self.name,
             description=self.description,
+            subscription=self.subscription,
             concurrency=self.concurrency if concurrency is None else concurrency,
             queue_limit=queue_limit,
         )
@@ -203,6 +215,7 @@ class Agent:
             capabilities=spec.capabilities,
             name=spec.name or label,
             description=spec.description or _first_line(target),
+            subscription=spec.subscription,
             concurrency=spec.concurrency,
             queue_limit=spec.queue_limit,
         )
@@ -271,6 +284,24 @@ def _capabilities(names: Sequence[str]) -> tuple[str, ...]:
             hint="name what it can do",
         )
     return checked
+
+
+def subscribed(text: str) -> str:
+    """The text of a subscription, checked.
+
+    Raises
+    ------
+    ConfigError
+        It is no text, or too long.
+    """
+    if not isinstance(text, str) or len(text) > MAX_SUBSCRIPTION:
+        what = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+        raise ConfigError(
+            f"must be a text of up to {MAX_SUBSCRIPTION} characters, not {what}",
+            where="agent.subscription",
+            hint="say in a few sentences what it is to be found for",
+        )
+    return text.strip()
 
 
 def _check_limits(concurrency: int, queue_limit: int | None) -> None:

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pandacore import errors
-from pandacore.agent import Agent
+from pandacore.agent import Agent, subscribed
 from pandacore.task import Budget, Result, Task
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pandacore.team.client import AgentClient
     from pandacore.team.directory import Directory
     from pandacore.team.driver import EventStream, Run, Services
+    from pandacore.team.entry import Entry
     from pandacore.team.host import Host
     from pandacore.team.meaning import FoundAgent, Meaning
     from pandacore.team.presence import Joining, OnRequest, Presence
@@ -509,6 +510,32 @@ class Collective:
         await self._host.remove(agent.id)
         del self._agents[agent.id]
 
+    def resubscribe(self, agent: Agent, subscription: str) -> None:
+        """Change what an agent wants to be found for: :meth:`find` goes by the new text from now on.
+
+        Parameters
+        ----------
+        agent : Agent
+            One of this collective's own, from :meth:`add`.
+        subscription : str
+            Up to 4,000 characters; empty: its description again.
+
+        Raises
+        ------
+        UnknownAgent
+            It is not in the collective.
+        ConfigError
+            The text is too long.
+        """
+        self._check_process()
+        if self._agents.get(agent.id) is not agent:
+            raise errors.UnknownAgent(f"{agent.name!r} is not in the collective", hint="add it first")
+        agent.subscription = subscribed(subscription)
+        if self._state == "open":
+            self._open_services().directory.update(self._entry(agent))
+            if self._presence is not None:
+                self._presence.announce(agent)
+
     async def attach(self, address: str) -> int:
         """Take in the agents of another process, served by ``python -m pandacore.team.serve``.
 
@@ -600,7 +627,7 @@ class Collective:
         return self._host.address
 
     async def find(self, text: str, k: int = 10, *, threshold: float | None = None) -> list[FoundAgent]:
-        """The agents whose description and capabilities are nearest to a text in meaning.
+        """The agents nearest to a text in meaning: their subscription, or else description, and capabilities.
 
         Parameters
         ----------
@@ -1012,17 +1039,25 @@ class Collective:
         return self._services
 
     def _announce(self, agent: Agent) -> None:
-        from pandacore.team.directory import Entry
-
         assert self._host is not None
         self._host.add(agent)
-        self._open_services().directory.add(
-            Entry(agent.id, agent.name, agent.description, agent.capabilities, self._host.address),
-            concurrency=agent.concurrency,
-        )
+        self._open_services().directory.add(self._entry(agent), concurrency=agent.concurrency)
         if self._presence is not None:
             self._presence.announce(agent)
         self._changed.set()
+
+    def _entry(self, agent: Agent) -> Entry:
+        from pandacore.team.directory import Entry
+
+        assert self._host is not None
+        return Entry(
+            agent.id,
+            agent.name,
+            agent.description,
+            agent.capabilities,
+            self._host.address,
+            subscription=agent.subscription,
+        )
 
     def _take(self, agent: Agent) -> None:
         self._agents[agent.id] = agent
@@ -1210,6 +1245,14 @@ class SyncCollective:
     def remove(self, agent: Agent) -> None:
         """See :meth:`Collective.remove`."""
         self._call(self._collective.remove(agent))
+
+    def resubscribe(self, agent: Agent, subscription: str) -> None:
+        """See :meth:`Collective.resubscribe`."""
+
+        async def resubscribe() -> None:
+            self._collective.resubscribe(agent, subscription)
+
+        self._call(resubscribe())
 
     def attach(self, address: str) -> int:
         """See :meth:`Collective.attach`."""

@@ -70,6 +70,40 @@ async def test_find_follows_agents_that_come_and_go() -> None:
         assert (await c.find("pages on the web"))[0].agent_id == again.id
 
 
+@pc.agent(capabilities=["reports.write"], subscription="storms, floods and other weather disasters")
+async def reporter(task: pc.Task) -> str:
+    """Writes reports."""
+    return task.text
+
+
+async def test_find_goes_by_subscriptions_and_follows_them() -> None:
+    async with pc.Collective.local(seed=1) as c:
+        c.add(searcher, solver)
+        [agent] = c.add(reporter)
+        assert agent.subscription == "storms, floods and other weather disasters"
+        assert (await c.find("a flood after the storm", k=1))[0].agent_id == agent.id
+        c.resubscribe(agent, "football matches and tournaments")
+        assert (await c.find("the football tournament", k=1))[0].agent_id == agent.id
+        best = max(f.similarity for f in await c.find("a flood after the storm"))
+        assert best < 0.2
+        c.resubscribe(agent, "")
+        assert (await c.find("writes reports", k=1))[0].agent_id == agent.id
+        with pytest.raises(errors.ConfigError, match="4000"):
+            c.resubscribe(agent, "x" * 4_001)
+        await c.remove(agent)
+        with pytest.raises(errors.UnknownAgent):
+            c.resubscribe(agent, "gone")
+
+
+async def test_a_subscription_of_before_the_start_counts() -> None:
+    c = pc.Collective.local(seed=1)
+    [agent] = c.add(reporter)
+    c.add(searcher)
+    c.resubscribe(agent, "football")
+    async with c:
+        assert (await c.find("football", k=1))[0].agent_id == agent.id
+
+
 async def test_find_leaves_out_whom_no_team_may_have() -> None:
     async with pc.Collective.local(seed=1) as c:
         many = c.add(searcher, replicas=40)

@@ -94,6 +94,11 @@ class Directory:
         if self.vetting is not None:
             self.vetting.add(entry.agent_id)
 
+    def update(self, entry: Entry) -> None:
+        """Replace what is said of an agent that was added; its capabilities stay."""
+        self._entries[entry.agent_id] = entry
+        self.meaning.add(entry)
+
     def remove(self, agent_id: bytes) -> None:
         """Withdraw an agent that was added; forgets its loads."""
         del self._entries[agent_id]
@@ -334,4 +339,12 @@ class SharedDirectory(Directory):
 
 def _entry(found: AgentEntry) -> Entry:
     address = f"{did_of(found.host)}@{found.endpoint}"
-    return Entry(found.agent, found.name, found.description, found.capabilities, address, found.subscription)
+    return Entry(
+        found.agent,
+        found.name,
+        found.description,
+        found.capabilities,
+        address,
+        subscription=found.subscription_text,
+        vector=found.subscription,
+    )

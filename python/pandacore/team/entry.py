@@ -24,4 +24,5 @@ class Entry:
     description: str
     capabilities: tuple[str, ...]
     address: str
+    subscription: str = ""
     vector: Subscription | None = None

@@ -104,7 +104,7 @@ class Meaning:
         number, self._next = self._next, self._next + 1
         self._entries[number] = entry
         self._numbers[entry.agent_id] = number
-        self._pending[number] = _text(entry.description, entry.capabilities)
+        self._pending[number] = _text(entry.subscription or entry.description, entry.capabilities)
         for name in entry.capabilities:
             self._holders[name] += 1
             self._said.setdefault(name, entry.description)
@@ -184,10 +184,11 @@ class Meaning:
         ModelError
             The embedder's server failed.
         """
-        texts = {_text(agent.description, agent.capabilities): row for row, agent in enumerate(agents)}
-        made = dict(zip(texts, await self._embedder.embed(list(texts)), strict=True))
-        stated = {text: _coded(self._embedder.model_id, vector) for text, vector in made.items()}
-        return [stated[_text(agent.description, agent.capabilities)] for agent in agents]
+        texts = [_text(agent.subscription or agent.description, agent.capabilities) for agent in agents]
+        different = list(dict.fromkeys(texts))
+        made = zip(different, await self._embedder.embed(different), strict=True)
+        stated = {text: _coded(self._embedder.model_id, vector) for text, vector in made}
+        return [stated[text] for text in texts]
 
     async def fit(self, plan: Plan, registry: Registry) -> tuple[Plan, tuple[CapabilityMatch, ...]]:
         """The plan with every capability that nobody has replaced by the one that means the same."""
@@ -208,9 +209,9 @@ class Meaning:
         return replace(plan, subtasks=subtasks), tuple(matches.values())
 
 
-def _text(description: str, capabilities: Sequence[str]) -> str:
+def _text(about: str, capabilities: Sequence[str]) -> str:
     words = ", ".join(map(spoken, capabilities))
-    return f"{description}\n{words}".strip()[:MAX_TEXT]
+    return f"{about}\n{words}".strip()[:MAX_TEXT]
 
 
 def _coded(model: str, vector: NDArray[np.float32]) -> Subscription | None:

@@ -236,12 +236,13 @@ class Presence:
             load=min(load, 65_535),
             concurrency=agent.concurrency,
             subscription=self._vectors.get(agent.id),
+            subscription_text=_cut(agent.subscription),
             proof=hosting_proof(agent.key, self.node.collective, self.node.id),
         )
 
     def announce(self, agent: Agent) -> None:
-        """Tell the collective of an agent of this host."""
-        self._vectors.pop(agent.id, None)
+        """Tell the collective of an agent of this host, or what is new of one."""
+        self._vectors.pop(agent.id, None)  # it may be of an earlier text
         self.node.announce(self.announcement(agent))
         self._agents[agent.id] = agent
         if not self._unstated:
@@ -252,13 +253,16 @@ class Presence:
         """Announce what the agents are about as vectors, so that other hosts need not embed their texts."""
         while self._unstated:
             part = list(islice(self._unstated.values(), _AT_ONCE))
+            texts = [agent.subscription for agent in part]
             try:
                 vectors = await self._directory.meaning.states(part)
             except errors.PandacoreError as error:  # they are found by their texts
                 logger.warning("the agents of this host are announced without vectors: %s", error)
                 self._unstated.clear()
                 return
-            for agent, vector in zip(part, vectors, strict=True):
+            for agent, text, vector in zip(part, texts, vectors, strict=True):
+                if agent.subscription != text:
+                    continue  # it has another by now, and waits for its vector still
                 self._unstated.pop(agent.id, None)
                 if vector is None or agent.id not in self._agents or self.node.ended:
                     continue

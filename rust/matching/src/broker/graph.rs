@@ -29,6 +29,8 @@ const HUBS: usize = 64;
 /// Candidates that are expanded together once the pool is full. All of a pool are expanded sooner or later, so this
 /// costs little, and the waits for their neighbours overlap (DiskANN's beam).
 const BEAM: usize = 3;
+/// Candidates for new links that a repair looks at, at least.
+const REPAIR_AMONG: usize = 16;
 /// Widest row there can be, with room for the second hop of a filtered search.
 pub(super) const MAX_M: usize = 64;
 /// Candidates that a filtered expansion collects over two hops.
@@ -423,6 +425,12 @@ impl Graph {
             if taken == 0 {
                 return;
             }
+            if level == 0 {
+                // What comes next unless something nearer turns up.
+                let next = walk.pool[at..].iter().filter(|&&entry| entry & 1 == 0);
+                next.take(BEAM)
+                    .for_each(|&entry| self.base.prefetch(slot_of(entry) as usize));
+            }
             if full {
                 walk.ids[..count].iter().for_each(|&id| store.prefetch_sketch(id));
                 let bar = key_of(walk.pool[ef - 1]);
@@ -684,6 +692,9 @@ impl Graph {
                 break;
             }
             let (key, id) = work.candidates[at];
+            if let Some(&(_, next)) = work.candidates.get(at + 2) {
+                store.prefetch(next);
+            }
             if self.diverse(store, base, key, id, &work.chosen, &mut work.near) {
                 work.chosen.push(id);
             }
@@ -812,6 +823,8 @@ impl Graph {
         let chosen = &work.chosen;
         work.row.retain(|id| !chosen.contains(id));
         self.rank(store, slot, work);
+        // What is farther hardly ever stays, and each costs a look at all that is chosen.
+        work.candidates.truncate((2 * (degree - kept)).max(REPAIR_AMONG));
         self.add_diverse(store, slot, degree, work);
         for at in 0..work.candidates.len() {
             if work.chosen.len() >= degree {

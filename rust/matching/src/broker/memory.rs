@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::hint::{HUGE_PAGE, huge_pages};
 use crate::pages::{free, zeroed};
 
-/// Slots an index can have.
-pub(super) const MAX_SLOTS: usize = 1 << 24;
-/// Chunks are at most this long, unless that were fewer cells than a group of 64. Miri pays for every byte.
+/// Slots an index can have. Miri pays for every entry of the tables.
+pub(super) const MAX_SLOTS: usize = if cfg!(miri) { 1 << 14 } else { 1 << 24 };
+/// Chunks are at most this long, unless that were fewer cells than a group of 64.
 const CHUNK_BYTES: usize = if cfg!(miri) { 1 << 14 } else { 8 << 20 };
 /// Cells in a chunk, at most, as a power of two.
 const MAX_SHIFT: u32 = 14;

@@ -421,6 +421,16 @@ impl Store {
         crate::hint::prefetch(self.sketches.start(slot as usize));
     }
 
+    /// Asks for all that [`recall`](Self::recall) reads of a slot.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, slot: u32) {
+        let codes = self.codes.start(slot as usize);
+        self.prefetch_sketch(slot);
+        for line in (0..self.width).step_by(2 * BLOCK) {
+            crate::hint::prefetch(codes.wrapping_add(line));
+        }
+    }
+
     /// The similarity that a key stands for, for a query of that norm.
     pub(super) fn similarity(&self, query: &Query, key: i32) -> f32 {
         let product = match self.metric {
