@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +53,24 @@ def test_bench_reports_its_metrics_and_names_its_peers(name: str) -> None:
         assert line["value"] > 0
         assert line["agents"] == 2_000
         assert (line["ratio"] is None) == (line["peer"] is None)
+
+
+def test_the_broker_is_searched_beside_a_writer_and_right_at_rest() -> None:
+    rows = {row.metric: row for row in run_bench("broker", quick=True, options={"parts": "beside"})}
+    assert set(rows) == {"search_p50_beside_writer", "search_p99_beside_writer", "recall_at_rest"}
+    assert rows["recall_at_rest"].value > 0.99
+    assert rows["recall_at_rest"].conditions["written"] > 0
+
+
+def test_the_broker_keeps_what_a_peer_built_and_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("hnswlib", reason="the bench extra is not installed")
+    kept = []
+    for _ in range(2):
+        options = {"parts": "sizes", "keep": str(tmp_path / "kept")}
+        rows = run_bench("broker", agents=[1_000], against=["hnswlib"], quick=True, options=options)
+        kept += [row for row in rows if row.metric == "build_seconds"]
+    assert [row.conditions["kept"] for row in kept] == [False, True]
+    assert kept[0].peer_value == kept[1].peer_value
 
 
 @pytest.mark.slow

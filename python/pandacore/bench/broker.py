@@ -20,6 +20,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,7 +40,7 @@ OPTIONS = (
     Option("vectors", str, "", "a .npy file of float32 rows to use instead of the generator"),
     Option("rerank", str, "bf16", "int16, bf16, f32 or none"),
     Option("keep", str, "", "a directory where the peers' built indexes are kept from run to run"),
-    Option("parts", str, "sizes,churn", "sizes (all but the next), churn"),
+    Option("parts", str, "sizes,churn", "sizes (all but the next), churn, beside (a minute of writes)"),
 )
 
 K = 10
@@ -268,12 +269,14 @@ def at_recall(curve: list[tuple[float, float]], wanted: float) -> float | None:
 
 def run(bench: Bench) -> None:
     parts = str(bench.options["parts"]).split(",")
-    if not parts or set(parts) - {"sizes", "churn"}:
-        raise ConfigError(f"no such part: {parts}", where="--parts", hint="use sizes, churn or both")
+    if not parts or set(parts) - {"sizes", "churn", "beside"}:
+        raise ConfigError(f"no such part: {parts}", where="--parts", hint="use sizes, churn, beside")
     for n in bench.sizes(default=(100_000, 1_000_000), quick=(4_000,)) if "sizes" in parts else ():
         _size(bench, n)
     if "churn" in parts:
         _churn(bench)
+    if "beside" in parts:
+        _beside(bench)
 
 
 def _data(bench: Bench, n: int) -> tuple[Matrix, Matrix, Matrix]:
@@ -521,3 +524,78 @@ def _churn(bench: Bench) -> None:
                 ef=ef,
                 difference=after - rebuilt,
             )
+
+
+def _beside(bench: Bench) -> None:
+    """Eight searching threads, in turns alone and beside a writer; then the answers beside a brute force."""
+    size, turns, turn_s = (2_000, 2, 0.3) if bench.quick else (CHURN_SIZE, 6, 10.0)
+    vectors, queries, spare = texts_like(bench.rng(6), (size, 500, size))
+    index = SemanticIndex(vectors.shape[1])
+    index.add(np.arange(size), vectors)
+    now = vectors.copy()
+    times: dict[bool, list[float]] = {False: [], True: []}
+    problems: list[BaseException] = []
+    written = 0
+
+    def search(first: int, stop: threading.Event, out: list[float]) -> None:
+        at = first
+        try:
+            while not stop.is_set():
+                start = time.perf_counter()
+                found = index.search(queries[at % len(queries)], K)
+                out.append(time.perf_counter() - start)
+                if len(set(found.ids.tolist())) != K:
+                    raise AssertionError(f"an answer of {len(found)} vectors, some of them twice")
+                at += 1
+        except BaseException as error:
+            problems.append(error)
+
+    def write(stop: threading.Event, rng: np.random.Generator) -> None:
+        nonlocal written
+        try:
+            while not stop.is_set():
+                gone = rng.choice(size, 8, replace=False)
+                new = spare[rng.choice(size, 8, replace=False)]
+                if written % 16:
+                    index.update(gone, new)
+                else:  # its id and its place are used again
+                    index.remove(gone)
+                    index.add(gone, new)
+                now[gone] = new
+                written += len(gone)
+        except BaseException as error:
+            problems.append(error)
+
+    rng = bench.rng(7)
+    for beside in [False, True] * turns:
+        stop = threading.Event()
+        outs: list[list[float]] = [[] for _ in range(8)]
+        threads = [threading.Thread(target=search, args=(61 * t, stop, out)) for t, out in enumerate(outs)]
+        if beside:
+            threads.append(threading.Thread(target=write, args=(stop, rng)))
+        for thread in threads:
+            thread.start()
+        stop.wait(turn_s)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        times[beside] += [seconds for out in outs for seconds in out]
+    if problems:
+        raise problems[0]
+    for name, quantile in (("search_p50_beside_writer", 0.5), ("search_p99_beside_writer", 0.99)):
+        alone, with_writer = (1e6 * float(np.quantile(times[b], quantile)) for b in (False, True))
+        bench.emit(
+            name,
+            with_writer,
+            "us",
+            agents=size,
+            peer="no writer",
+            peer_value=alone,
+            threads=8,
+            seconds=turns * turn_s,
+            searches=len(times[True]),
+            written=written,
+        )
+    truth = nearest(now, queries)
+    exact = index.search_batch(queries, K, recall=1.0).ids
+    bench.emit("recall_at_rest", recall(exact, truth), "share", agents=size, written=written)
