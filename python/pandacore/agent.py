@@ -301,7 +301,7 @@ def subscribed(text: str) -> str:
             where="agent.subscription",
             hint="say in a few sentences what it is to be found for",
         )
-    return text.strip()
+    return " ".join(text.split())
 
 
 def _check_limits(concurrency: int, queue_limit: int | None) -> None:
