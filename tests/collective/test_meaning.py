@@ -251,6 +251,29 @@ async def test_a_hosts_vectors_reach_the_index_of_the_others() -> None:
             assert len(foreign.texts) == 4, "vectors of another model are not compared"
 
 
+async def test_other_hosts_follow_a_subscription_that_changes() -> None:
+    async with pc.Collective.join(seed=1) as a, pc.Collective.join(a.seed_address, seed=2) as b:
+        [agent, _] = a.add(reporter, searcher)
+
+        async def announced(text: str) -> None:
+            async with asyncio.timeout(20):
+                while True:
+                    entries = {e.agent: e for e in b.all_agents()}
+                    entry = entries.get(agent.id)
+                    if entry is not None and entry.subscription_text == text and entry.subscription:
+                        return
+                    await asyncio.sleep(0.02)
+
+        await announced(agent.subscription)
+        assert (await b.find("a flood after the storm", k=1))[0].agent_id == agent.id
+        a.resubscribe(agent, "football matches\nand tournaments")
+        await announced("football matches and tournaments")
+        async with asyncio.timeout(20):
+            while (await b.find("the football tournament", k=1))[0].agent_id != agent.id:
+                await asyncio.sleep(0.02)
+        assert (await b.find("a flood after the storm", k=1))[0].similarity < 0.2
+
+
 async def test_an_agent_whose_vector_does_not_fit_is_found_by_its_text() -> None:
     class Wide(Slow):
         model_id = "wide"
