@@ -17,21 +17,28 @@ pub(crate) fn prefetch<T>(slice: &[T], at: usize) {
 /// pages most touches would miss the translation buffer too.
 pub(crate) fn spread<T: Clone>(len: usize, value: T) -> Vec<T> {
     let mut made = Vec::<T>::with_capacity(len);
+    ask_for_huge_pages(&mut made);
+    made.resize(len, value);
+    made
+}
+
+/// Asks for huge pages where a large vector lies, used or not.
+pub(crate) fn ask_for_huge_pages<T>(vector: &mut Vec<T>) {
     #[cfg(target_os = "linux")]
-    if len * size_of::<T>() >= HUGE_PAGE {
-        // SAFETY: the range was just allocated; the advice changes no contents, and a refusal is harmless.
+    if vector.capacity() * size_of::<T>() >= HUGE_PAGE {
+        // SAFETY: the range belongs to the vector; the advice changes no contents, and a refusal is harmless.
         unsafe {
             // The kernel wants whole pages: the first and last partial ones are left out.
-            let start = made.as_mut_ptr() as usize;
+            let start = vector.as_mut_ptr() as usize;
             let (first, end) = (
                 start.next_multiple_of(PAGE),
-                (start + len * size_of::<T>()) & !(PAGE - 1),
+                (start + vector.capacity() * size_of::<T>()) & !(PAGE - 1),
             );
             libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE);
         }
     }
-    made.resize(len, value);
-    made
+    #[cfg(not(target_os = "linux"))]
+    let _ = vector;
 }
 
 #[cfg(target_os = "linux")]

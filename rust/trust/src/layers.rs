@@ -10,6 +10,7 @@ use std::collections::BinaryHeap;
 
 use crate::certificate::UNLIMITED;
 use crate::graph::{COMPROMISED, Graph, MEMBER, Seen, VOID};
+use crate::hint::spread;
 use crate::search::{Scratch, Threshold, Walk, reach, reach_threshold};
 
 /// Layer of a node that is not reached.
@@ -113,7 +114,7 @@ impl LayerSet {
             };
             reach_threshold(graph, &mut scratch, &spec.anchors, rule, Some(&mut ends))
         };
-        self.layers = vec![UNREACHED; graph.nodes()];
+        self.layers = spread(graph.nodes(), UNREACHED);
         let mut start = 0;
         for (layer, &end) in (0u32..).zip(&ends) {
             for &node in &nodes[start..end] {

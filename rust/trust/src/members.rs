@@ -5,7 +5,7 @@
 //! or comes; else exactly who lost too much is given up, with everybody that rested on it, and taken back in if
 //! others still support it. A repair takes time in proportion to who was given up.
 use crate::graph::{Graph, VOID};
-use crate::hint::prefetch;
+use crate::hint::{prefetch, spread};
 use crate::search::{Scratch, Threshold, reach_threshold};
 
 /// Rank of who is no member.
@@ -32,7 +32,7 @@ impl MemberSet {
             genesis,
             threshold: threshold as usize,
             latched,
-            ranks: vec![OUT; graph.nodes()],
+            ranks: spread(graph.nodes(), OUT),
             pending: Vec::new(),
             changed: Vec::new(),
             voters: Vec::new(),

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::beta::upper_tail;
 use crate::graph::IndexHasher;
+use crate::hint::{ask_for_huge_pages, spread};
 use crate::keys::{AgentId, KeyPair, SIGNATURE_LEN};
 
 const REPORT_DOMAIN: &[u8] = b"pandacore/report/v1";
@@ -896,6 +897,7 @@ impl Reputation {
                 if at == self.pairs.capacity() {
                     // By a sixteenth, not by doubling: the slack counts as memory.
                     self.pairs.reserve_exact((at / 16).max(64));
+                    ask_for_huge_pages(&mut self.pairs);
                 }
                 let first = Rating::PRIOR;
                 self.pairs.push(Pair {
@@ -918,8 +920,9 @@ impl Reputation {
 
     fn rehash(&mut self, count: usize) {
         let size = (count + count * 3 / 10).max(16);
+        // The old one goes first: never both at once.
         self.table = Vec::new();
-        self.table.resize(size, 0);
+        self.table = spread(size, 0);
         for (at, pair) in self.pairs.iter().enumerate() {
             if let Err(slot) = probe(&self.table, &[], pair.observer, pair.peer) {
                 self.table[slot] = entry(at, tag(mix(key(pair.observer, pair.peer))));
