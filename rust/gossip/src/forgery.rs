@@ -7,11 +7,11 @@ use pandacore_trust::KeyPair;
 
 use crate::announcement::Announcement;
 use crate::batch::{self, Record, RecordKind};
-use crate::host::{Claim, Crypto, Ed25519, HostId, HostRecord, Sig};
+use crate::host::{Claim, Crypto, Ed25519, HostId, HostRecord, Short, Sig};
 use crate::node::{Config, Input, Node, Output, Reject, StopReason};
 use crate::store::Digest;
 use crate::swim::State;
-use crate::wire::{Builder, FRAME_HEADER, Frame, Kind, Probe, Update};
+use crate::wire::{Builder, FRAME_HEADER, Frame, Kind, Place, Probe, Update};
 
 const HOME: [u8; 32] = [1; 32];
 const ABROAD: [u8; 32] = [2; 32];
@@ -330,6 +330,33 @@ fn questions_that_cost_work_are_answered_only_so_often() {
     }
     let counted = victim.refused(Reject::Rate);
     assert_eq!(counted, 30);
+}
+
+#[test]
+fn places_that_nobody_has_take_bounded_memory_and_time() {
+    let mut victim = Victim::new();
+    let mut next = 1 << 40;
+    for _ in 0..4 {
+        let mut frame = Builder::new(Kind::VectorReply).item(&true);
+        for _ in 0..50_000 {
+            next += 1;
+            frame.push(&Place {
+                host: Short(next),
+                epoch: 1,
+                incarnation: 0,
+                applied: 9,
+            });
+        }
+        let body = frame.done()[FRAME_HEADER..].to_vec();
+        victim.frame(Kind::VectorReply, &body).unwrap();
+    }
+    let [.., pulls, _, places] = victim.node.sizes();
+    assert_eq!((pulls, places), (1, 1 << 16), "200,000 were claimed");
+    // And saying that a pull has ended, when there was none, is no way to have them all looked at again and again.
+    for _ in 0..1_000 {
+        victim.frame(Kind::PullEnd, &[1]).unwrap();
+    }
+    victim.node.verify();
 }
 
 #[test]

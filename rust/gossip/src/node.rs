@@ -330,7 +330,8 @@ pub struct Delta {
 }
 
 struct Sync {
-    places: Vec<Place>,
+    /// What the peer has, and may still have to give; at most [`MAX_ITEMS`], whatever it claims.
+    places: BTreeMap<Short, Place>,
     deadline: Duration,
     waiting: bool,
 }
@@ -637,9 +638,9 @@ impl Node {
         if self.stopped { None } else { self.timers.next() }
     }
 
-    /// Sizes that must stay bounded: pings, relays, news, timers, pulls, requests.
+    /// Sizes that must stay bounded: pings, relays, news, timers, pulls, requests, places that are pulled.
     #[must_use]
-    pub fn sizes(&self) -> [usize; 6] {
+    pub fn sizes(&self) -> [usize; 7] {
         let (pings, relays, news) = self.swim.open();
         [
             pings,
@@ -648,6 +649,7 @@ impl Node {
             self.timers.len(),
             self.syncs.len(),
             self.seen_requests.len(),
+            self.syncs.values().map(|sync| sync.places.len()).sum(),
         ]
     }
 
@@ -1279,21 +1281,17 @@ impl Node {
     fn begin_sync(&mut self, peer: HostId, places: Vec<Place>, out: &mut Vec<Output>) {
         let deadline = self.now + self.config.pull_timeout;
         let sync = self.syncs.entry(peer).or_insert(Sync {
-            places: Vec::new(),
+            places: BTreeMap::new(),
             deadline,
             waiting: false,
         });
-        if sync.places.is_empty() {
-            sync.places = places;
-        } else {
-            for place in places {
-                match sync.places.iter_mut().find(|known| known.host == place.host) {
-                    Some(known) if (known.epoch, known.applied) < (place.epoch, place.applied) => {
-                        *known = place
-                    }
-                    Some(_) => {}
-                    None => sync.places.push(place),
-                }
+        for place in places {
+            if sync.places.len() >= MAX_ITEMS && !sync.places.contains_key(&place.host) {
+                continue;
+            }
+            let known = sync.places.entry(place.host).or_insert(place);
+            if (known.epoch, known.applied) < (place.epoch, place.applied) {
+                *known = place;
             }
         }
         if !sync.waiting {
@@ -1311,7 +1309,7 @@ impl Node {
         let Some(sync) = self.syncs.get(&peer) else { return };
         let mut unknown = false;
         let mut needs = Vec::new();
-        for place in &sync.places {
+        for place in sync.places.values() {
             match self.swim.short(place.host) {
                 None => unknown = true,
                 Some(record) if record.epoch < place.epoch => unknown = true,
@@ -1442,7 +1440,8 @@ impl Node {
         if self.join != JoinState::Complete && !answer {
             self.join = JoinState::Fetching;
             if partial {
-                self.target.extend_from_slice(&places);
+                let room = MAX_ITEMS.saturating_sub(self.target.len());
+                self.target.extend_from_slice(&places[..places.len().min(room)]);
             } else {
                 self.target.clone_from(&places);
             }
@@ -1763,7 +1762,10 @@ impl Node {
                 let Some(sync) = self.syncs.get_mut(&from) else {
                     return Err(Reject::Unasked);
                 };
-                sync.waiting = false;
+                if !std::mem::take(&mut sync.waiting) {
+                    // Of a pull that was given up meanwhile: looking through all places again would cost for nothing.
+                    return Ok(());
+                }
                 self.pull(from, out);
                 self.pull_waiting(out);
                 self.check_join();

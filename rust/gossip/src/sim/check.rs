@@ -114,7 +114,11 @@ impl Checker {
         if !me.left && node.state(&me.host) != Some(State::Alive) {
             return broken(format!("host {host} takes itself for dead"));
         }
-        for (size, bound) in node.sizes().into_iter().zip([256, 64, 4096, 4096, 512, 10_000]) {
+        for (size, bound) in node
+            .sizes()
+            .into_iter()
+            .zip([256, 64, 4096, 4096, 512, 10_000, 1 << 16])
+        {
             if size > bound.max(network.len() * 8) {
                 return broken(format!(
                     "host {host} holds {size} of something that is bounded by {bound}"
