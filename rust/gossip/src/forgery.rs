@@ -350,7 +350,7 @@ fn places_that_nobody_has_take_bounded_memory_and_time() {
         let body = frame.done()[FRAME_HEADER..].to_vec();
         victim.frame(Kind::VectorReply, &body).unwrap();
     }
-    let [.., pulls, _, places] = victim.node.sizes();
+    let [.., pulls, _, places, _] = victim.node.sizes();
     assert_eq!((pulls, places), (1, 1 << 16), "200,000 were claimed");
     // And saying that a pull has ended, when there was none, is no way to have them all looked at again and again.
     for _ in 0..1_000 {

@@ -11,9 +11,9 @@ use crate::host::{Crypto, HostId, HostRecord, Short, Sig};
 use crate::queue::Class;
 use crate::riblt::{self, CELL, Cell};
 use crate::store::{Applied, Digest, Replica};
-use crate::swim::{Ctx, MemberView, Seen, State, Swim, SwimConfig, Timer, Timers, jitter};
+use crate::swim::{Ctx, MAX_HINTS, MemberView, Seen, State, Swim, SwimConfig, Timer, Timers, jitter};
 use crate::wire::{
-    Builder, CellsHead, Frame, HostDigest, Items, Kind, OfferBody, Place, Probe, RequestBody, RowsHead,
+    Builder, CellsHead, Frame, Hint, HostDigest, Items, Kind, OfferBody, Place, Probe, RequestBody, RowsHead,
     Update, head, only,
 };
 
@@ -366,6 +366,8 @@ pub struct Node {
     eager: BTreeSet<HostId>,
     lazy: BTreeSet<HostId>,
     picked: BTreeSet<HostId>,
+    /// The neighbour that pushed the newest batch of a host; none when it was pulled.
+    carriers: BTreeMap<HostId, HostId>,
     news: BTreeMap<HostId, Place>,
     heard: BTreeMap<HostId, Heard>,
     // Repair.
@@ -433,6 +435,7 @@ impl Node {
             eager: BTreeSet::new(),
             lazy: BTreeSet::new(),
             picked: BTreeSet::new(),
+            carriers: BTreeMap::new(),
             news: BTreeMap::new(),
             heard: BTreeMap::new(),
             syncs: BTreeMap::new(),
@@ -638,10 +641,10 @@ impl Node {
         if self.stopped { None } else { self.timers.next() }
     }
 
-    /// Sizes that must stay bounded: pings, relays, news, timers, pulls, requests, places that are pulled.
+    /// Sizes that must stay bounded: pings, relays, news, timers, pulls, requests, places that are pulled, hints.
     #[must_use]
-    pub fn sizes(&self) -> [usize; 7] {
-        let (pings, relays, news) = self.swim.open();
+    pub fn sizes(&self) -> [usize; 8] {
+        let (pings, relays, news, hints) = self.swim.open();
         [
             pings,
             relays,
@@ -650,6 +653,7 @@ impl Node {
             self.syncs.len(),
             self.seen_requests.len(),
             self.syncs.values().map(|sync| sync.places.len()).sum(),
+            hints,
         ]
     }
 
@@ -724,6 +728,7 @@ impl Node {
         }
         self.react(rng, out);
         self.push_news(None, out);
+        self.mend_tree(out);
         for output in &out[start..] {
             match output {
                 Output::Stream { bytes, .. } => {
@@ -798,7 +803,7 @@ impl Node {
         }
         let was_live = self.swim.state(&peer).is_some_and(State::live);
         self.with_swim(rng, out, |swim, ctx| {
-            swim.update(ctx, Update::Host(record));
+            swim.update(ctx, &peer, Update::Host(record));
             swim.set_budget(&peer, datagram);
             swim.heard(ctx, &peer);
         });
@@ -876,7 +881,7 @@ impl Node {
                         // are told why, for behind the branch nobody may know.
                         let mut why = Builder::new(Kind::News);
                         for update in self.swim.verdict(&host) {
-                            why.push(&update);
+                            why.push(&Update::Hint(update.hint()));
                         }
                         let why: Arc<[u8]> = why.done().into();
                         for other in std::mem::take(&mut self.lazy) {
@@ -893,6 +898,7 @@ impl Node {
                     }
                     self.lazy.remove(&host);
                     self.picked.remove(&host);
+                    self.carriers.remove(&host);
                     self.syncs.remove(&host);
                     self.news.remove(&host);
                     self.heard.remove(&host);
@@ -1149,6 +1155,18 @@ impl Node {
         }
     }
 
+    /// Neighbours that had to be asked for news push from now on.
+    fn mend_tree(&mut self, out: &mut Vec<Output>) {
+        for peer in std::mem::take(&mut self.swim.asked) {
+            if self.lazy.remove(&peer) && self.eager.insert(peer) {
+                stream(out, peer, Class::Control, Builder::new(Kind::Graft));
+            }
+        }
+        if self.swim.lazy.len() != self.lazy.len() || !self.swim.lazy.iter().eq(&self.lazy) {
+            self.swim.lazy = self.lazy.iter().copied().collect();
+        }
+    }
+
     fn note(&mut self, host: HostId, place: Place) {
         if self.lazy.is_empty() {
             return;
@@ -1213,6 +1231,11 @@ impl Node {
     }
 
     fn fill_neighbours(&mut self, rng: &mut Rng, out: &mut Vec<Output>) {
+        if self.join != JoinState::Complete {
+            // It fetches for itself; and of the first hosts that it hears of, which are the seeds, all others think as
+            // well: they would be everybody's neighbours.
+            return;
+        }
         let want = self.config.neighbours.min(self.swim.live());
         while self.picked.len() < want {
             let accept = |host: &HostId| !self.picked.contains(host);
@@ -1640,7 +1663,7 @@ impl Node {
             .map_err(|_| Reject::Malformed)?;
         self.with_swim(rng, out, |swim, ctx| {
             for update in updates {
-                swim.update(ctx, update);
+                swim.update(ctx, &from, update);
             }
             swim.heard(ctx, &from);
             swim.probe_in(ctx, &from, probe);
@@ -1686,7 +1709,7 @@ impl Node {
                     .map_err(|_| Reject::Malformed)?;
                 self.with_swim(rng, out, |swim, ctx| {
                     for update in updates {
-                        swim.update(ctx, update);
+                        swim.update(ctx, &from, update);
                     }
                 });
                 self.react(rng, out);
@@ -1697,22 +1720,36 @@ impl Node {
                 let updates = Items::<Update>::new(body)
                     .all(MAX_ITEMS)
                     .map_err(|_| Reject::Malformed)?;
-                let before = self.swim.fresh.len();
-                self.with_swim(rng, out, |swim, ctx| {
-                    for update in updates {
-                        swim.update(ctx, update);
-                    }
-                });
+                let (before, all) = (self.swim.fresh.len(), updates.len());
+                let carriers = self.with_swim(rng, out, |swim, ctx| swim.pushed(ctx, &from, updates));
                 self.react(rng, out);
-                if self.swim.fresh.len() == before {
-                    // No reason to prune: gossip may have been faster than the tree.
-                    self.counters.news_again += 1;
-                } else {
+                if self.swim.fresh.len() > before {
                     self.counters.news_new += 1;
                     self.push_news(Some(from), out);
+                } else {
+                    self.counters.news_again += 1;
+                    // As with batches: only what another branch brought shows that this one is not needed.
+                    if all > 0
+                        && carriers.len() == all
+                        && carriers
+                            .iter()
+                            .all(|carrier| *carrier != from && self.eager.contains(carrier))
+                    {
+                        self.prune(from, out);
+                    }
                 }
             }
             Kind::WantHosts => self.want_hosts(from, body, out)?,
+            Kind::WantNews => {
+                let hints = Items::<Hint>::new(body)
+                    .all(MAX_HINTS)
+                    .map_err(|_| Reject::Malformed)?;
+                let mut frame = Builder::new(Kind::Updates);
+                for update in hints.iter().filter_map(|hint| self.swim.recent(hint)) {
+                    frame.push(update);
+                }
+                stream(out, from, Class::Liveness, frame);
+            }
             Kind::Batch => self.pushed(from, body, out)?,
             Kind::Pulled => {
                 self.pulled(body)?;
@@ -1851,7 +1888,13 @@ impl Node {
     fn current<'a>(&self, body: &'a [u8]) -> Result<(BatchView<'a>, bool), Reject> {
         let view = BatchView::read(body).map_err(|_| Reject::Malformed)?;
         if view.host == self.swim.me().host {
-            return Err(Reject::Sender);
+            // Around a circle of neighbours.
+            let own = view.epoch == self.swim.me().epoch && view.next() <= self.next;
+            return if own {
+                Ok((view, true))
+            } else {
+                Err(Reject::Sender)
+            };
         }
         let Some(record) = self.swim.record(&view.host) else {
             return Err(Reject::Sender);
@@ -1871,7 +1914,13 @@ impl Node {
         let (view, old) = self.current(body)?;
         if old {
             self.counters.pushed_again += 1;
-            self.prune(from, out);
+            // What was pulled says nothing about the tree: no branch may be cut for it.
+            let carrier = self.carriers.get(&view.host);
+            if view.host == self.swim.me().host
+                || carrier.is_some_and(|carrier| *carrier != from && self.eager.contains(carrier))
+            {
+                self.prune(from, out);
+            }
             return Ok(());
         }
         let leaves = view
@@ -1883,6 +1932,7 @@ impl Node {
         match self.replica.apply(&view, &leaves, false) {
             Applied::Advanced => {
                 self.counters.pushed_new += 1;
+                self.carriers.insert(view.host, from);
                 if self.swim.state(&from).is_some_and(State::live) {
                     self.lazy.remove(&from);
                     self.eager.insert(from);
@@ -1917,6 +1967,7 @@ impl Node {
             self.counters.repaired += self.replica.repair(&view, &leaves) as u64;
         } else if self.replica.apply(&view, &leaves, true) == Applied::Advanced {
             self.counters.pulled += 1;
+            self.carriers.remove(&view.host);
             let place = self.place(&view.host);
             self.note(view.host, place);
         }
@@ -2093,7 +2144,7 @@ fn most_in_span(kind: Kind) -> Option<u32> {
     match kind {
         Kind::Pull => Some(2_000),
         Kind::Root | Kind::Vector | Kind::VectorReply => Some(500),
-        Kind::Cells | Kind::MoreCells | Kind::PullRows => Some(200),
+        Kind::Cells | Kind::MoreCells | Kind::PullRows | Kind::WantNews => Some(200),
         Kind::WantHosts | Kind::Digests | Kind::Request => Some(50),
         _ => None,
     }

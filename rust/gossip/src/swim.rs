@@ -16,13 +16,22 @@ use pandacore_matching::Rng;
 use crate::host::{Claim, Crypto, HostId, HostRecord, Short};
 use crate::node::{Counters, Output, Reject, StopReason};
 use crate::queue::Class;
-use crate::wire::{Builder, FRAME_HEADER, Kind, Probe, Update};
+use crate::wire::{Builder, FRAME_HEADER, Hint, Kind, Probe, Update};
 
 /// Confirmations beyond the first accuser that shorten a suspicion to its minimum. Lifeguard's advice.
 const CONFIRMATIONS: usize = 3;
 /// Most relayed pings in progress, and of one asker.
 const MAX_RELAYS: usize = 64;
 const MAX_RELAYS_OF_ONE: usize = 8;
+/// News remembered, so that a hint of it is no reason to ask; and news that was hinted at and is not here.
+const MAX_RECENT: usize = 1 << 13;
+const MAX_WANTED: usize = 1 << 12;
+/// How long news is remembered and can be asked for.
+const RECENT: Duration = Duration::from_secs(60);
+/// Most hints in one question.
+pub(crate) const MAX_HINTS: usize = 256;
+/// Most news in one datagram.
+const MAX_NEWS: usize = 32;
 /// Datagram bytes that fit every QUIC path, until the driver knows better.
 const SAFE_DATAGRAM: usize = 1_100;
 
@@ -48,9 +57,11 @@ pub struct SwimConfig {
     pub gossip: Duration,
     /// Hosts told in a round.
     pub fanout: usize,
-    /// How often each host gossips a piece of news. The tree carries it as well, and comparisons bring what was
-    /// missed.
+    /// How often each host mentions a piece of news. The tree carries the news itself; this is for those whose branch
+    /// is broken, who ask for it. Comparisons bring what was missed even so.
     pub retransmit: u32,
+    /// How long news that was mentioned may take to come along the tree before it is asked for.
+    pub patience: Duration,
     /// Time between attempts to reach a dead host or an unused seed.
     pub heal: Duration,
     /// How long rows of a dead host are kept.
@@ -73,7 +84,8 @@ impl Default for SwimConfig {
             worst_health: 8,
             gossip: Duration::from_millis(100),
             fanout: 3,
-            retransmit: 2,
+            retransmit: 4,
+            patience: Duration::from_millis(150),
             heal: Duration::from_secs(5),
             keep_rows: Duration::from_secs(15 * 60),
             keep_dead: Duration::from_secs(7 * 24 * 3600),
@@ -152,6 +164,15 @@ struct Relay {
     answered: bool,
 }
 
+/// News that was here lately.
+struct Recent {
+    seen: Duration,
+    /// What it was, when it was of use.
+    update: Option<Update>,
+    /// The neighbour that pushed it along the tree, if it came so.
+    carrier: Option<HostId>,
+}
+
 /// What the rest of the node has to know.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Seen {
@@ -174,6 +195,7 @@ pub(crate) enum Timer {
     Gossip,
     Heal,
     Sweep,
+    Want,
     Flush,
     Sync,
     Lazy,
@@ -234,6 +256,12 @@ pub(crate) struct Swim {
     number: u32,
     /// News by times sent, then by age.
     news: BTreeMap<(u32, u64), Update>,
+    recent: BTreeMap<Hint, Recent>,
+    wanted: BTreeMap<Hint, (Duration, HostId)>,
+    /// Neighbours that the tree does not use; the node keeps it true.
+    pub(crate) lazy: Vec<HostId>,
+    /// Who was asked for news since the node last looked: the tree did not bring it.
+    pub(crate) asked: Vec<HostId>,
     news_of: BTreeMap<(Short, Option<Short>), (u32, u64)>,
     news_count: u64,
     gossiping: bool,
@@ -272,6 +300,10 @@ impl Swim {
             relays: BTreeMap::new(),
             number: 0,
             news: BTreeMap::new(),
+            recent: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            lazy: Vec::new(),
+            asked: Vec::new(),
             news_of: BTreeMap::new(),
             news_count: 0,
             gossiping: false,
@@ -328,8 +360,9 @@ impl Swim {
         self.health
     }
 
-    pub(crate) fn open(&self) -> (usize, usize, usize) {
-        (self.pings.len(), self.relays.len(), self.news.len())
+    pub(crate) fn open(&self) -> (usize, usize, usize, usize) {
+        let hints = self.recent.len() + self.wanted.len();
+        (self.pings.len(), self.relays.len(), self.news.len(), hints)
     }
 
     pub(crate) fn members(&self) -> impl Iterator<Item = MemberView> + '_ {
@@ -429,14 +462,17 @@ impl Swim {
         }
         let mut sent = Vec::new();
         for (&key, update) in &self.news {
-            if frame.len() + 80 > budget || sent.len() == 16 {
+            if frame.len() + HINT_LEN > budget || sent.len() == MAX_NEWS {
                 break;
             }
-            if update.target() == to.short() && matches!(update, Update::Host(_)) {
-                continue;
-            }
-            if frame.len() + update_len(update) <= budget {
-                frame.push(update);
+            // A goodbye is said once, and whoever misses it would probe for nothing: it goes out as it is.
+            if is_farewell(update) {
+                if frame.len() + update_len(update) <= budget {
+                    frame.push(update);
+                    sent.push(key);
+                }
+            } else {
+                frame.push(&Update::Hint(update.hint()));
                 sent.push(key);
             }
         }
@@ -445,10 +481,7 @@ impl Swim {
                 continue;
             };
             let name = news_name(&update);
-            // The tree carries it as well: this is for those whose branch is broken.
-            // A goodbye is said once, and whoever misses it would probe for nothing.
-            let farewell = matches!(&update, Update::Host(record) if record.left);
-            if key.0 + 1 >= self.config.retransmit * if farewell { 3 } else { 1 } {
+            if key.0 + 1 >= self.config.retransmit * if is_farewell(&update) { 2 } else { 1 } {
                 self.news_of.remove(&name);
             } else {
                 let key = (key.0 + 1, key.1);
@@ -475,6 +508,7 @@ impl Swim {
             // A newer record settles all claims about the older one.
             self.drop_claims(record.host.short());
         }
+        self.remember(ctx.now, update.hint(), Some(update.clone()));
         self.fresh.push(update.clone());
         self.news_count += 1;
         let key = (0, self.news_count);
@@ -482,7 +516,8 @@ impl Swim {
         self.news.insert(key, update);
         if !self.gossiping {
             self.gossiping = true;
-            ctx.timers.set(ctx.now, Timer::Gossip);
+            // The tree is on its way; what comes up meanwhile is mentioned together.
+            ctx.timers.set(ctx.now + self.config.gossip / 2, Timer::Gossip);
         }
     }
 
@@ -491,12 +526,26 @@ impl Swim {
         if self.news.is_empty() || self.order.is_empty() {
             return;
         }
-        let mut told = Vec::with_capacity(self.config.fanout);
-        for _ in 0..self.config.fanout.min(self.order.len()) {
-            if let Some(host) = self.pick(ctx.rng, |host| !told.contains(host)) {
-                told.push(host);
-                self.datagram(ctx, host, Probe::Gossip, &[]);
+        // Neighbours that the tree does not use come first: a mention that helps one of them mends the tree as well. One
+        // of all hosts is always among those told, for the neighbours may all be cut off together.
+        let mut told: Vec<HostId> = Vec::with_capacity(self.config.fanout);
+        for _ in 1..self.config.fanout.min(self.order.len()) {
+            if self.lazy.is_empty() {
+                break;
             }
+            let host = self.lazy[ctx.rng.below(self.lazy.len() as u32) as usize];
+            if !told.contains(&host) {
+                told.push(host);
+            }
+        }
+        while told.len() < self.config.fanout.min(self.order.len()) {
+            let Some(host) = self.pick(ctx.rng, |host| !told.contains(host)) else {
+                break;
+            };
+            told.push(host);
+        }
+        for host in told {
+            self.datagram(ctx, host, Probe::Gossip, &[]);
         }
         if !self.news.is_empty() {
             self.gossiping = true;
@@ -843,34 +892,122 @@ impl Swim {
 
     // -- news ----------------------------------------------------------------------------------------
 
-    pub(crate) fn update(&mut self, ctx: &mut Ctx<'_>, update: Update) {
-        match update {
+    pub(crate) fn update(&mut self, ctx: &mut Ctx<'_>, from: &HostId, update: Update) {
+        let hint = update.hint();
+        let settled = match update {
             Update::Host(record) => self.learn(ctx, record),
             Update::Claim(claim) => self.accused(ctx, claim),
+            Update::Hint(hint) => return self.hinted(ctx, from, hint),
+        };
+        // What was refused may be of use later, when more is known.
+        if settled && !self.recent.contains_key(&hint) {
+            self.remember(ctx.now, hint, None);
         }
     }
 
-    fn learn(&mut self, ctx: &mut Ctx<'_>, record: HostRecord) {
+    /// The same for what `from` pushed along the tree. Whether it was all pushed by other neighbours before.
+    pub(crate) fn pushed(&mut self, ctx: &mut Ctx<'_>, from: &HostId, updates: Vec<Update>) -> Vec<HostId> {
+        let mut carriers = Vec::new();
+        for update in updates {
+            let hint = update.hint();
+            match self.recent.get(&hint).map(|recent| recent.carrier) {
+                Some(carrier) => carriers.extend(carrier),
+                None => {
+                    self.update(ctx, from, update);
+                    if let Some(recent) = self.recent.get_mut(&hint) {
+                        recent.carrier = Some(*from);
+                    }
+                }
+            }
+        }
+        carriers
+    }
+
+    fn remember(&mut self, now: Duration, hint: Hint, update: Option<Update>) {
+        self.wanted.remove(&hint);
+        if self.recent.len() >= MAX_RECENT && !self.recent.contains_key(&hint) {
+            // Hashes are in no order: any one goes.
+            self.recent.pop_first();
+        }
+        self.recent.insert(
+            hint,
+            Recent {
+                seen: now,
+                update,
+                carrier: None,
+            },
+        );
+    }
+
+    /// `from` has news; if it does not come along the tree soon, it is asked for.
+    fn hinted(&mut self, ctx: &mut Ctx<'_>, from: &HostId, hint: Hint) {
+        if self.recent.contains_key(&hint)
+            || self.wanted.contains_key(&hint)
+            || self.wanted.len() >= MAX_WANTED
+            || !self.state(from).is_some_and(State::live)
+        {
+            return;
+        }
+        let at = ctx.now + self.config.patience;
+        self.wanted.insert(hint, (at, *from));
+        ctx.timers.set(at, Timer::Want);
+    }
+
+    fn ask_wanted(&mut self, ctx: &mut Ctx<'_>) {
+        let due: Vec<(Hint, HostId)> = self
+            .wanted
+            .iter()
+            .filter(|(_, (at, _))| *at <= ctx.now)
+            .map(|(hint, (_, from))| (*hint, *from))
+            .collect();
+        let mut by_peer: BTreeMap<HostId, Vec<Hint>> = BTreeMap::new();
+        for (hint, from) in due {
+            self.wanted.remove(&hint);
+            by_peer.entry(from).or_default().push(hint);
+        }
+        for (to, hints) in by_peer {
+            self.asked.push(to);
+            for part in hints.chunks(MAX_HINTS) {
+                let mut frame = Builder::new(Kind::WantNews);
+                for hint in part {
+                    frame.push(hint);
+                }
+                ctx.out.push(Output::Stream {
+                    to,
+                    class: Class::Liveness,
+                    bytes: frame.done().into(),
+                });
+            }
+        }
+    }
+
+    /// The news that a peer was told of and has not.
+    pub(crate) fn recent(&self, hint: &Hint) -> Option<&Update> {
+        self.recent.get(hint)?.update.as_ref()
+    }
+
+    /// Takes a record in; whether that is settled, or may be tried again.
+    fn learn(&mut self, ctx: &mut Ctx<'_>, record: HostRecord) -> bool {
         if record.host == self.me.host {
             self.learn_of_me(ctx, record);
-            return;
+            return true;
         }
         let known = self.index.get(&record.host).copied();
         if let Some(at) = known
             && record.stamp() <= self.members[at as usize].record.stamp()
         {
-            return;
+            return true;
         }
         if !record.verify(&self.collective, &*self.crypto) {
             ctx.counters.reject(Reject::Signature);
-            return;
+            return false;
         }
         let at = match known {
             Some(at) => at,
             None => {
                 if self.index.len() >= self.config.max_hosts && !self.evict() {
                     ctx.counters.reject(Reject::TooManyHosts);
-                    return;
+                    return false;
                 }
                 let member = Member {
                     record: record.clone(),
@@ -927,6 +1064,7 @@ impl Swim {
             }
         }
         self.announce(ctx, Update::Host(record));
+        true
     }
 
     fn learn_of_me(&mut self, ctx: &mut Ctx<'_>, record: HostRecord) {
@@ -970,44 +1108,46 @@ impl Swim {
         self.announce(ctx, Update::Host(self.me.clone()));
     }
 
-    fn accused(&mut self, ctx: &mut Ctx<'_>, claim: Claim) {
+    /// Takes a claim in; whether that is settled, or may be tried again.
+    fn accused(&mut self, ctx: &mut Ctx<'_>, claim: Claim) -> bool {
         let stamp = (claim.epoch, claim.incarnation);
         let me = self.me.host;
         let Some(accuser) = self.short(claim.accuser).map(|record| record.host) else {
-            return;
+            return false;
         };
         if claim.target == me.short() {
             if stamp > self.me.stamp() {
                 ctx.counters.reject(Reject::FutureStamp);
+                return false;
             } else if stamp == self.me.stamp() && accuser != me {
                 if !claim.verify(&self.collective, &*self.crypto, &me, &accuser) {
                     ctx.counters.reject(Reject::Signature);
-                    return;
+                    return false;
                 }
                 ctx.counters.refutations += 1;
                 self.health = (self.health + 1).min(self.config.worst_health);
                 self.me.incarnation += 1;
                 self.sign_me(ctx);
             }
-            return;
+            return true;
         }
         if claim.accuser == claim.target || accuser == me {
-            return;
+            return true;
         }
         let Some(record) = self.short(claim.target) else {
-            return;
+            return false;
         };
         let host = record.host;
         let Some(&target) = self.index.get(&host) else {
-            return;
+            return false;
         };
         let member = &self.members[target as usize];
         if !member.state.live() || stamp < member.record.stamp() {
-            return;
+            return true;
         }
         if stamp > member.record.stamp() {
             ctx.counters.reject(Reject::FutureStamp);
-            return;
+            return false;
         }
         if let Some(suspicion) = &member.suspicion
             && (suspicion.claims.len() > CONFIRMATIONS
@@ -1016,12 +1156,12 @@ impl Swim {
                     .iter()
                     .any(|known| known.accuser == claim.accuser))
         {
-            return;
+            return true;
         }
         // Whoever is dead to this host, or unknown, has no say; nor has one who accuses everybody.
         if !self.state(&accuser).is_some_and(State::live) {
             ctx.counters.reject(Reject::Accuser);
-            return;
+            return false;
         }
         let cap = (f64::from(self.live as u32 + 1).sqrt().ceil() as u32).max(4);
         if self
@@ -1030,13 +1170,14 @@ impl Swim {
             .is_some_and(|&open| open >= cap)
         {
             ctx.counters.reject(Reject::TooManyClaims);
-            return;
+            return false;
         }
         if !claim.verify(&self.collective, &*self.crypto, &host, &accuser) {
             ctx.counters.reject(Reject::Signature);
-            return;
+            return false;
         }
         self.suspect(ctx, target, claim, false);
+        true
     }
 
     // -- input ---------------------------------------------------------------------------------------
@@ -1230,6 +1371,7 @@ impl Swim {
         for host in expired {
             self.drop_member(&host);
         }
+        self.recent.retain(|_, recent| ctx.now < recent.seen + RECENT);
     }
 
     /// Tries a dead host; the caller adds its seeds. For ever: partitions end when they end.
@@ -1275,6 +1417,7 @@ impl Swim {
             Timer::Gossip => self.gossip(ctx),
             Timer::Heal => self.heal(ctx),
             Timer::Sweep => self.sweep(ctx),
+            Timer::Want => self.ask_wanted(ctx),
             Timer::Flush | Timer::Sync | Timer::Lazy | Timer::Missing => {}
         }
     }
@@ -1307,13 +1450,21 @@ fn update_len(update: &Update) -> usize {
             32 + 5 + 5 + 10 + 19 + if record.other.is_some() { 20 } else { 1 } + 1 + 64 + 1
         }
         Update::Claim(_) => 8 + 5 + 5 + 8 + 64 + 1,
+        Update::Hint(_) => HINT_LEN,
     }
+}
+
+const HINT_LEN: usize = 1 + 8;
+
+fn is_farewell(update: &Update) -> bool {
+    matches!(update, Update::Host(record) if record.left)
 }
 
 fn news_name(update: &Update) -> (Short, Option<Short>) {
     match update {
         Update::Host(record) => (record.host.short(), None),
         Update::Claim(claim) => (claim.target, Some(claim.accuser)),
+        Update::Hint(_) => unreachable!("what is announced is known"),
     }
 }
 

@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use crate::host::{Claim, HostId, HostRecord, Short, Sig};
+use crate::store::Digest;
 
 /// Version of the frames.
 pub const VERSION: u8 = 1;
@@ -105,12 +106,14 @@ pub enum Kind {
     Hello = 22,
     /// Stream: [`Update`]s that are pushed along the tree.
     News = 23,
+    /// Stream: [`Hint`]s of news that the sender wants.
+    WantNews = 24,
 }
 
 impl Kind {
     pub(crate) fn of(byte: u8) -> Option<Self> {
         use Kind::*;
-        const ALL: [Kind; 23] = [
+        const ALL: [Kind; 24] = [
             Probe,
             StreamPing,
             StreamAck,
@@ -134,6 +137,7 @@ impl Kind {
             Offer,
             Hello,
             News,
+            WantNews,
         ];
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
@@ -318,16 +322,22 @@ pub(crate) enum Probe {
 pub(crate) enum Update {
     Host(HostRecord),
     Claim(Claim),
+    /// The sender has this news; whoever has not asks for it.
+    Hint(Hint),
 }
 
 impl Update {
-    pub(crate) fn target(&self) -> Short {
-        match self {
-            Self::Host(record) => record.host.short(),
-            Self::Claim(claim) => claim.target,
-        }
+    /// What stands for it where it is only mentioned.
+    pub(crate) fn hint(&self) -> Hint {
+        let bytes = postcard::to_extend(self, Vec::with_capacity(192)).expect("a vector takes any update");
+        let digest = Digest::of(&[b"pandacore/news/v1", &bytes]);
+        Hint(digest.0[0].to_le_bytes())
     }
 }
+
+/// The start of the hash of an update: a tenth of its bytes.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub(crate) struct Hint([u8; 8]);
 
 /// How far somebody has a host's log, and which record of the host it knows.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]

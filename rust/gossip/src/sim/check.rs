@@ -114,10 +114,10 @@ impl Checker {
         if !me.left && node.state(&me.host) != Some(State::Alive) {
             return broken(format!("host {host} takes itself for dead"));
         }
-        for (size, bound) in node
-            .sizes()
-            .into_iter()
-            .zip([256, 64, 4096, 4096, 512, 10_000, 1 << 16])
+        for (size, bound) in
+            node.sizes()
+                .into_iter()
+                .zip([256, 64, 4096, 4096, 512, 10_000, 1 << 16, 3 << 12])
         {
             if size > bound.max(network.len() * 8) {
                 return broken(format!(
