@@ -876,27 +876,11 @@ impl Node {
                 }
                 Seen::Gone(host) => {
                     self.replica.show(&host, false);
-                    if self.eager.remove(&host) {
-                        // A branch broke off: all neighbours may push again, and repetition prunes them anew. They
-                        // are told why, for behind the branch nobody may know.
-                        let mut why = Builder::new(Kind::News);
-                        for update in self.swim.verdict(&host) {
-                            why.push(&Update::Hint(update.hint()));
-                        }
-                        let why: Arc<[u8]> = why.done().into();
-                        for other in std::mem::take(&mut self.lazy) {
-                            if other != host && self.eager.insert(other) {
-                                stream(out, other, Class::Control, Builder::new(Kind::Graft));
-                                let bytes = Arc::clone(&why);
-                                out.push(Output::Stream {
-                                    to: other,
-                                    class: Class::Liveness,
-                                    bytes,
-                                });
-                            }
-                        }
-                    }
                     self.lazy.remove(&host);
+                    if self.eager.remove(&host) {
+                        // Other branches that broke with it are mended where something is missed.
+                        self.keep_branch(rng, None, out);
+                    }
                     self.picked.remove(&host);
                     self.carriers.remove(&host);
                     self.syncs.remove(&host);
@@ -1133,6 +1117,22 @@ impl Node {
             self.lazy.insert(from);
         }
         stream(out, from, Class::Control, Builder::new(Kind::Prune));
+    }
+
+    /// A host that no neighbour pushes to any more asks one of them to go on: neighbours may have cut a branch each,
+    /// for different batches, at the same time. Better not the one that has just cut it.
+    fn keep_branch(&mut self, rng: &mut Rng, cut: Option<HostId>, out: &mut Vec<Output>) {
+        if !self.eager.is_empty() || self.lazy.is_empty() {
+            return;
+        }
+        let start = rng.below(self.lazy.len() as u32) as usize;
+        let mut others = self.lazy.iter().cycle().skip(start).take(self.lazy.len());
+        let Some(&other) = others.find(|other| Some(**other) != cut).or(cut.as_ref()) else {
+            return;
+        };
+        self.lazy.remove(&other);
+        self.eager.insert(other);
+        stream(out, other, Class::Control, Builder::new(Kind::Graft));
     }
 
     /// Passes news of hosts on along the tree.
@@ -1759,6 +1759,7 @@ impl Node {
             Kind::Prune => {
                 if self.eager.remove(&from) {
                     self.lazy.insert(from);
+                    self.keep_branch(rng, Some(from), out);
                 }
             }
             Kind::Graft => {

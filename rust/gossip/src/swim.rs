@@ -82,9 +82,9 @@ impl Default for SwimConfig {
             suspicion: (Duration::from_secs(3), Duration::from_secs(5)),
             stretch: 6,
             worst_health: 8,
-            gossip: Duration::from_millis(100),
+            gossip: Duration::from_millis(300),
             fanout: 3,
-            retransmit: 4,
+            retransmit: 2,
             patience: Duration::from_millis(150),
             heal: Duration::from_secs(5),
             keep_rows: Duration::from_secs(15 * 60),
@@ -562,9 +562,14 @@ impl Swim {
             self.cursor = 0;
             shuffle(ctx.rng, &mut self.order);
         }
-        if let Some(&target) = self.order.get(self.cursor) {
+        while let Some(&target) = self.order.get(self.cursor) {
             self.cursor += 1;
-            self.probe(ctx, target);
+            // Hosts that several others could not reach are looked after by those who verify it.
+            let suspicion = &self.members[target as usize].suspicion;
+            if suspicion.as_ref().is_none_or(|s| s.claims.len() < 2) {
+                self.probe(ctx, target);
+                break;
+            }
         }
     }
 
@@ -574,11 +579,11 @@ impl Swim {
             return;
         }
         let (host, stamp) = (member.record.host, member.record.stamp());
-        // A suspect is told first what it is suspected of, so that it can answer.
+        // A suspect is told first that it is suspected, so that it can answer; it answers all claims at once.
         let claims: Vec<Update> = member
             .suspicion
             .iter()
-            .flat_map(|s| &s.claims)
+            .filter_map(|s| s.claims.first())
             .cloned()
             .map(Update::Claim)
             .collect();
@@ -601,7 +606,7 @@ impl Swim {
         );
         ctx.counters.probes += 1;
         ctx.timers.set(ctx.now + direct, Timer::Direct(number));
-        self.datagram(ctx, host, Probe::Ping(number), &claims[..claims.len().min(2)]);
+        self.datagram(ctx, host, Probe::Ping(number), &claims);
     }
 
     fn direct_timeout(&mut self, ctx: &mut Ctx<'_>, number: u32) {
@@ -763,7 +768,7 @@ impl Swim {
         self.announce(ctx, Update::Claim(claim));
         if first && !own {
             // A few hosts look for themselves at once: confirmations come early if it is dead, an answer if not.
-            let share = (4.0 * confirmations as f64 + 1.0) / f64::from(self.live.max(1) as u32);
+            let share = (2.0 * confirmations as f64 + 1.0) / f64::from(self.live.max(1) as u32);
             if ctx.rng.unit() < share {
                 ctx.timers.set(
                     ctx.now + jitter(ctx.rng, Duration::from_millis(300)),
@@ -1201,7 +1206,7 @@ impl Swim {
                     member.record.stamp(),
                 ));
             }
-            let updates: Vec<Update> = verdict.into_iter().take(2).map(Update::Claim).collect();
+            let updates: Vec<Update> = verdict.into_iter().take(1).map(Update::Claim).collect();
             self.datagram(ctx, *from, Probe::Gossip, &updates);
         }
     }
@@ -1454,7 +1459,7 @@ fn update_len(update: &Update) -> usize {
     }
 }
 
-const HINT_LEN: usize = 1 + 8;
+const HINT_LEN: usize = 1 + 6;
 
 fn is_farewell(update: &Update) -> bool {
     matches!(update, Update::Host(record) if record.left)

@@ -331,13 +331,13 @@ impl Update {
     pub(crate) fn hint(&self) -> Hint {
         let bytes = postcard::to_extend(self, Vec::with_capacity(192)).expect("a vector takes any update");
         let digest = Digest::of(&[b"pandacore/news/v1", &bytes]);
-        Hint(digest.0[0].to_le_bytes())
+        Hint(*digest.bytes().first_chunk().expect("32 bytes"))
     }
 }
 
-/// The start of the hash of an update: a tenth of its bytes.
+/// The start of the hash of an update.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-pub(crate) struct Hint([u8; 8]);
+pub(crate) struct Hint([u8; 6]);
 
 /// How far somebody has a host's log, and which record of the host it knows.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]

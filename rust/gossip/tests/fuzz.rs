@@ -161,6 +161,15 @@ fn seldom(nodes: &[Node], corpus: &mut BTreeMap<u8, Vec<Vec<u8>>>) {
         .map(|bytes| frame(Kind::Updates, &bytes[8..]))
         .collect();
     corpus.insert(Kind::Updates as u8, updates);
+    let vector = corpus[&(Kind::Vector as u8)].clone();
+    let replies = vector
+        .iter()
+        .map(|bytes| frame(Kind::VectorReply, &bytes[8..]))
+        .collect();
+    corpus.insert(Kind::VectorReply as u8, replies);
+    let want = vec![frame(Kind::WantHosts, &[]), frame(Kind::WantHosts, &short)];
+    corpus.insert(Kind::WantHosts as u8, want);
+    corpus.insert(Kind::WantNews as u8, vec![frame(Kind::WantNews, &[7; 18])]);
     let mut digests = short.clone();
     digests.extend_from_slice(&[7; 8]);
     corpus.insert(Kind::Digests as u8, vec![frame(Kind::Digests, &digests)]);
@@ -263,7 +272,7 @@ fn mutated_frames_of_every_kind_have_no_effect_beyond_counters() {
     let kinds: Vec<u8> = corpus.keys().copied().collect();
     assert_eq!(
         kinds,
-        (1..=23).collect::<Vec<u8>>(),
+        (1..=24).collect::<Vec<u8>>(),
         "every kind of frame is there"
     );
     let target = &mut nodes[0];

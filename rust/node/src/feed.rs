@@ -30,12 +30,60 @@ pub struct Fed {
     pub refused: usize,
 }
 
-struct Owned {
-    id: [u8; 32],
+/// Agents as the registry takes them: column by column, without an allocation of their own.
+#[derive(Default)]
+struct Rows {
+    ids: Vec<[u8; 32]>,
+    offsets: Vec<i64>,
     capabilities: Vec<u32>,
-    load: u16,
-    cost: u16,
-    concurrency: u8,
+    loads: Vec<u16>,
+    costs: Vec<u16>,
+    concurrency: Vec<u8>,
+}
+
+impl Rows {
+    fn with_capacity(rows: usize) -> Self {
+        let mut offsets = Vec::with_capacity(rows + 1);
+        offsets.push(0);
+        Self {
+            ids: Vec::with_capacity(rows),
+            offsets,
+            capabilities: Vec::with_capacity(2 * rows),
+            loads: Vec::with_capacity(rows),
+            costs: Vec::with_capacity(rows),
+            concurrency: Vec::with_capacity(rows),
+        }
+    }
+
+    fn capabilities(&self, row: usize) -> &[u32] {
+        &self.capabilities[self.offsets[row] as usize..self.offsets[row + 1] as usize]
+    }
+
+    fn take(&mut self, from: &Self, row: usize) {
+        self.ids.push(from.ids[row]);
+        self.capabilities.extend_from_slice(from.capabilities(row));
+        self.offsets.push(self.capabilities.len() as i64);
+        self.loads.push(from.loads[row]);
+        self.costs.push(from.costs[row]);
+        self.concurrency.push(from.concurrency[row]);
+    }
+
+    /// Each agent once: one that moved to another host while it was read may have been met twice.
+    fn distinct(self) -> Self {
+        let mut order: Vec<u32> = (0..self.ids.len() as u32).collect();
+        order.sort_unstable_by_key(|&row| (self.ids[row as usize], row));
+        let last = |pair: &[u32]| self.ids[pair[0] as usize] != self.ids[pair[1] as usize];
+        if order.windows(2).all(last) {
+            return self;
+        }
+        let mut distinct = Self::with_capacity(order.len());
+        for (at, &row) in order.iter().enumerate() {
+            if order[at..].len() == 1 || last(&order[at..at + 2]) {
+                distinct.take(&self, row as usize);
+            }
+        }
+        distinct
+    }
 }
 
 fn remove(registry: &Registry, id: &[u8; 32]) -> Result<bool, RegistryError> {
@@ -59,7 +107,7 @@ impl Feed {
             self.read_all(handle, registry, &mut fed)?;
         } else {
             for chunk in delta.rows.chunks(CHUNK) {
-                let mut present = Vec::new();
+                let mut present = Rows::with_capacity(chunk.len());
                 let mut gone = Vec::new();
                 handle.read(|node| {
                     for change in chunk
@@ -67,12 +115,12 @@ impl Feed {
                         .filter(|change| change.kind == RecordKind::ANNOUNCEMENT)
                     {
                         match node.replica().agent(node.collective(), &change.key) {
-                            Some(agent) => present.push(self.own(registry, &agent, &mut fed)),
+                            Some(agent) => self.own(registry, &agent, &mut present, &mut fed),
                             None => gone.push(change.key),
                         }
                     }
                 });
-                self.write(registry, present.into_iter().flatten().collect(), &mut fed)?;
+                write(registry, present, &mut fed)?;
                 for id in gone {
                     fed.withdrawn += usize::from(remove(registry, &id)?);
                 }
@@ -84,14 +132,28 @@ impl Feed {
 
     fn read_all(&mut self, handle: &Handle, registry: &Registry, fed: &mut Fed) -> Result<(), RegistryError> {
         let mut from: Option<(HostId, u64)> = None;
+        // Nobody uses an empty registry yet: it takes all at once, and needs less than half the memory for it.
+        let bulk = registry.slots() == 0;
+        let expected = match bulk {
+            true => handle.read(|node| node.replica().rows()),
+            false => CHUNK,
+        };
+        let mut rows = Rows::with_capacity(expected);
         loop {
-            let mut rows = Vec::new();
             from = handle.read(|node| {
                 let (agents, next) = node.replica().page(node.collective(), from, CHUNK);
-                rows.extend(agents.iter().filter_map(|agent| self.own(registry, agent, fed)));
+                for agent in &agents {
+                    self.own(registry, agent, &mut rows, fed);
+                }
                 next
             });
-            self.write(registry, rows, fed)?;
+            if !bulk || from.is_none() {
+                write(
+                    registry,
+                    std::mem::replace(&mut rows, Rows::with_capacity(0)),
+                    fed,
+                )?;
+            }
             if from.is_none() {
                 break;
             }
@@ -113,9 +175,9 @@ impl Feed {
         Ok(())
     }
 
-    fn own(&mut self, registry: &Registry, agent: &Agent<'_>, fed: &mut Fed) -> Option<Owned> {
+    fn own(&mut self, registry: &Registry, agent: &Agent<'_>, rows: &mut Rows, fed: &mut Fed) {
         let stated: &Announcement<'_> = &agent.announcement;
-        let mut capabilities = Vec::new();
+        let start = rows.capabilities.len();
         for name in stated.capabilities() {
             let handle = match self.handles.get(name) {
                 Some(&handle) => handle,
@@ -129,7 +191,8 @@ impl Feed {
                         })
                     else {
                         fed.refused += 1;
-                        return None;
+                        rows.capabilities.truncate(start);
+                        return;
                     };
                     if self.handles.len() >= MAX_NAMES {
                         self.handles.clear();
@@ -138,62 +201,72 @@ impl Feed {
                     handle
                 }
             };
-            if !capabilities.contains(&handle) {
-                capabilities.push(handle);
+            if !rows.capabilities[start..].contains(&handle) {
+                rows.capabilities.push(handle);
             }
         }
-        Some(Owned {
-            id: agent.id,
-            capabilities,
-            load: stated.load,
-            cost: stated.cost,
-            concurrency: stated.concurrency.clamp(1, 255) as u8,
-        })
+        rows.ids.push(agent.id);
+        rows.offsets.push(rows.capabilities.len() as i64);
+        rows.loads.push(stated.load);
+        rows.costs.push(stated.cost);
+        rows.concurrency.push(stated.concurrency.clamp(1, 255) as u8);
     }
+}
 
-    fn write(&self, registry: &Registry, rows: Vec<Owned>, fed: &mut Fed) -> Result<(), RegistryError> {
-        let mut rows = rows;
-        fed.announced += rows.len();
-        if rows.len() < 16 {
-            for row in rows {
-                let attributes = Attributes {
-                    load: row.load,
-                    cost: row.cost,
-                    concurrency: row.concurrency,
-                    ..Attributes::default()
-                };
-                let announcement = Row {
-                    id: row.id,
-                    capabilities: &row.capabilities,
-                    version: None,
-                    domain: 0,
-                    attributes,
-                };
-                registry.announce(&announcement)?;
-            }
-            return Ok(());
+fn write(registry: &Registry, rows: Rows, fed: &mut Fed) -> Result<(), RegistryError> {
+    fed.announced += rows.ids.len();
+    if rows.ids.len() < 16 {
+        for (row, id) in rows.ids.iter().enumerate() {
+            let attributes = Attributes {
+                load: rows.loads[row],
+                cost: rows.costs[row],
+                concurrency: rows.concurrency[row],
+                ..Attributes::default()
+            };
+            let announcement = Row {
+                id: *id,
+                capabilities: rows.capabilities(row),
+                version: None,
+                domain: 0,
+                attributes,
+            };
+            registry.announce(&announcement)?;
         }
-        rows.sort_unstable_by_key(|row| row.id);
-        rows.dedup_by_key(|row| row.id);
-        let ids: Vec<[u8; 32]> = rows.iter().map(|row| row.id).collect();
-        let mut offsets = vec![0i64];
-        let mut capabilities = Vec::new();
-        for row in &rows {
-            capabilities.extend_from_slice(&row.capabilities);
-            offsets.push(capabilities.len() as i64);
+        return Ok(());
+    }
+    let rows = rows.distinct();
+    registry.announce_many(&Batch {
+        ids: &rows.ids,
+        offsets: &rows.offsets,
+        capabilities: &rows.capabilities,
+        loads: Some(&rows.loads),
+        costs: Some(&rows.costs),
+        concurrency: Some(&rows.concurrency),
+        ..Batch::default()
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_was_met_twice_counts_as_it_was_met_last() {
+        let mut rows = Rows::with_capacity(3);
+        for (id, load) in [(7, 1), (3, 2), (7, 5)] {
+            rows.ids.push([id; 32]);
+            rows.capabilities.extend([u32::from(id), u32::from(load)]);
+            rows.offsets.push(rows.capabilities.len() as i64);
+            rows.loads.push(load);
+            rows.costs.push(0);
+            rows.concurrency.push(1);
         }
-        let loads: Vec<u16> = rows.iter().map(|row| row.load).collect();
-        let costs: Vec<u16> = rows.iter().map(|row| row.cost).collect();
-        let concurrency: Vec<u8> = rows.iter().map(|row| row.concurrency).collect();
-        registry.announce_many(&Batch {
-            ids: &ids,
-            offsets: &offsets,
-            capabilities: &capabilities,
-            loads: Some(&loads),
-            costs: Some(&costs),
-            concurrency: Some(&concurrency),
-            ..Batch::default()
-        })?;
-        Ok(())
+        let rows = rows.distinct();
+        assert_eq!(rows.ids, [[3; 32], [7; 32]]);
+        assert_eq!(
+            (rows.loads.as_slice(), rows.capabilities(1)),
+            (&[2, 5][..], &[7, 5][..])
+        );
     }
 }
