@@ -12,7 +12,7 @@ from pandacore.agent import Agent, AgentContext, agent
 
 if TYPE_CHECKING:
     from pandacore.broker import SemanticIndex
-    from pandacore.collective import Collective, SyncCollective
+    from pandacore.collective import Collective
     from pandacore.errors import InputRequired, PandacoreError
     from pandacore.journal import Journal
     from pandacore.models.client import ModelClient
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pandacore.plan import Plan, Subtask
     from pandacore.probing import Probing
     from pandacore.registry import Registry, Team, TeamSpec
+    from pandacore.sync import SyncCollective
     from pandacore.task import (
         Budget,
         Event,
@@ -90,7 +91,7 @@ __all__ = [
 
 _HOME = {
     "pandacore.broker": ("SemanticIndex",),
-    "pandacore.collective": ("Collective", "SyncCollective"),
+    "pandacore.collective": ("Collective",),
     "pandacore.errors": ("InputRequired", "PandacoreError"),
     "pandacore.models.client": ("ModelClient",),
     "pandacore.models.types": ("ChatRequest", "Document", "Message", "Usage"),
@@ -99,6 +100,7 @@ _HOME = {
     "pandacore.plan": ("Plan", "Subtask"),
     "pandacore.probing": ("Probing",),
     "pandacore.registry": ("Registry", "Team", "TeamSpec"),
+    "pandacore.sync": ("SyncCollective",),
     "pandacore.task": (
         "Budget",
         "Event",
