@@ -5,10 +5,15 @@ Names are loaded when first used, so that ``import pandacore`` stays fast.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 # Eager, and light: `pandacore.agent` is the decorator, and would be the module if that were loaded later.
 from pandacore.agent import Agent, AgentContext, agent
+
+# gRPC's handlers would start its threads again in the child of a fork, where the streams of asyncio are not
+# supported and crash it. Read when gRPC is loaded; our own objects refuse a child by ForkError.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
     from pandacore.broker import SemanticIndex

@@ -318,11 +318,21 @@ async def test_many_calls_share_messages_and_none_is_mixed_up(served: Served) ->
         return 2 * int(task.text)
 
     agents = [served.add(double, concurrency=8, queue_limit=200) for _ in range(3)]
+    inputs = f'{{"a": "{"x" * 9_000}"}}'
     asked = [
-        served.output(agents[n % 3], subtask_id=f"s{n}", instruction=str(n), inputs_json=f'"{"x" * 9_000}"')
+        served.output(agents[n % 3], subtask_id=f"s{n}", instruction=str(n), inputs_json=inputs)
         for n in range(300)
     ]
     assert await asyncio.gather(*asked) == [2 * n for n in range(300)]
+
+
+async def test_inputs_that_are_no_object_fail_with_their_place(served: Served) -> None:
+    async def never(task: Task) -> str:
+        raise AssertionError("must not run")
+
+    with pytest.raises(SubtaskError, match=r"must be a JSON object, is list") as caught:
+        await served.output(served.add(never), inputs_json="[1]")
+    assert "AssignRequest.inputs_json" in str(caught.value)
 
 
 async def test_progress_beyond_what_is_read_is_dropped_and_the_end_still_arrives(served: Served) -> None:

@@ -89,5 +89,6 @@ def test_fc_62_a_users_program_passes_the_strict_type_checker(tmp_path: Path) ->
 
 
 def test_annotations_of_public_dataclasses_resolve() -> None:
+    known = {"Mapping": typing.Mapping, "Sequence": typing.Sequence}
     for name in ("Budget", "Failure", "Subtask"):
-        assert typing.get_type_hints(getattr(pandacore, name), {"Sequence": typing.Sequence})
+        assert typing.get_type_hints(getattr(pandacore, name), known)

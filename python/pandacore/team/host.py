@@ -859,7 +859,7 @@ def _holds(agent: Agent, capability: str) -> bool:
 
 
 def _task_of(request: agent_pb2.AssignRequest) -> Task:
-    inputs = _object(request.inputs_json)
+    inputs = _object(request.inputs_json, "AssignRequest.inputs_json")
     again = inputs.pop("_answers", _NEVER_ASKED)
     return Task(
         request.instruction,
@@ -868,7 +868,7 @@ def _task_of(request: agent_pb2.AssignRequest) -> Task:
         answers=again["values"],
         state=again["state"],
         priority=request.priority,
-        metadata=_object(request.metadata_json),
+        metadata=_object(request.metadata_json, "AssignRequest.metadata_json"),
         capability=request.capability,
         root_text=request.root_text,
         run_id=request.run_id,
@@ -879,8 +879,14 @@ def _task_of(request: agent_pb2.AssignRequest) -> Task:
     )
 
 
-def _object(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {} if not text or text == "{}" else json.loads(text)
+def _object(text: str, where: str) -> dict[str, Any]:
+    if not text or text == "{}":
+        return {}
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise errors.ProtocolError(
+            f"must be a JSON object, is {type(found).__name__}", where=where, hint="key inputs by subtask id"
+        )
     return found
 
 
