@@ -144,7 +144,8 @@ async def test_a_killed_host_that_kept_no_counter_is_let_in_at_once(entry: str) 
             # Its connections stay open for half a minute: nobody said that they end.
             async with Node.start(key, HOME, seeds=[second.address]) as again:
                 assert (await again.join(10)).complete
-                await until(second, lambda: again.epoch > 2 and again.root() == second.root(), 10)
+                # Well before the half minute, also on a busy machine.
+                await until(second, lambda: again.epoch > 2 and again.root() == second.root(), 20)
 
 
 async def test_a_late_joiner_has_a_hundred_thousand_agents_when_join_returns() -> None:
