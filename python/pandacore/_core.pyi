@@ -380,8 +380,12 @@ class RegistryCore:
         probes: int,
         chunk: int,
         seed: int,
+        calls: int | None = None,
     ) -> tuple[NDArray[np.float64], float]:
-        """Nanoseconds per call of the Rust API, a sample per ``chunk`` calls; and the mean team size."""
+        """Nanoseconds per call of the Rust API, a sample per ``chunk`` calls; and the mean team size.
+
+        Each row is prepared once; the calls go round the rows, once if ``calls`` is not given.
+        """
     def memory(self) -> dict[str, int]:
         """Bytes in use, by part."""
 

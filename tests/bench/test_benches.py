@@ -94,6 +94,13 @@ def test_orchestration_reports_its_figures_and_the_kill_is_answered() -> None:
     assert all(row.value > 0 for row in rows if row.metric == "subtasks_per_second")
 
 
+def test_growth_is_measured_against_the_smallest_collective() -> None:
+    rows = run_bench("assembly", agents=[1_000, 2_000], quick=True, against=["numpy"])
+    (growth,) = (row for row in rows if row.metric == "dedicated_growth")
+    assert (growth.agents, growth.conditions["smallest"]) == (2_000, 1_000)
+    assert growth.value > 0
+
+
 def test_only_the_named_peer_runs() -> None:
     rows = run_bench("assembly", agents=[2_000], quick=True, against=["numpy"])
     assert {row.peer for row in rows} == {"numpy", None}

@@ -33,6 +33,7 @@ Request = Sequence[int]
 def run(bench: Bench) -> None:
     """Measure dedicated, batched and consolidated assembly at each size."""
     size = int(str(bench.options["size"]))
+    smallest: tuple[int, Case] | None = None
     for agents in bench.sizes(default=(10_000, 100_000, 1_000_000), quick=(10_000,)):
         world = World.make(agents, bench.rng(agents))
         rows = world.requests(200 if bench.quick else _REQUESTS, size, bench.rng(agents + 1))
@@ -55,6 +56,10 @@ def run(bench: Bench) -> None:
             chunk=_CHUNK,
             **conditions,
         )
+        if smallest is None:
+            smallest = (agents, Case("smallest", timed=core.timed))
+        else:
+            _growth(bench, core, agents, *smallest)
         python = Case("pandacore", op=PreparedSpec.assemble, inputs=specs)
         bench.compare("dedicated_python_p50", python, peers, agents=agents, **conditions)
         batch = np.resize(mapped, (_BATCH, size))
@@ -73,13 +78,33 @@ def _core(registry: Registry, rows: NDArray[np.uint32], mode: str) -> Callable[[
     """Time calls inside the core: seconds of each, as the mean over a few neighbours."""
 
     def timed(calls: int) -> NDArray[np.float64]:
-        wanted = np.resize(rows, (calls * _CHUNK, rows.shape[1]))
         nanoseconds, _ = registry.time_assembly(
-            wanted, mode=mode, per_capability=1, probes=CANDIDATES, chunk=_CHUNK, seed=1
+            rows,
+            mode=mode,
+            per_capability=1,
+            probes=CANDIDATES,
+            chunk=_CHUNK,
+            seed=1,
+            calls=calls * _CHUNK,
         )
         return nanoseconds * 1e-9
 
     return timed
+
+
+def _growth(bench: Bench, core: Case, agents: int, fewest: int, smallest: Case) -> None:
+    """What more agents cost: both sizes in alternation, so that the machine's moods strike both."""
+    samples = bench.measure([core, smallest])
+    here, there = (samples[case.name].p50 for case in (core, smallest))
+    bench.emit(
+        "dedicated_growth",
+        here / there,
+        "times",
+        agents=agents,
+        smallest=fewest,
+        p50_us=1e6 * here,
+        smallest_p50_us=1e6 * there,
+    )
 
 
 # -- peers: the same choice with what a program would use without pandacore

@@ -200,9 +200,14 @@ def _under_updates(bench: Bench, world: World, registry: Registry) -> None:
     chunk = 8
 
     def timed(calls: int) -> NDArray[np.float64]:
-        wanted = np.resize(rows, (calls * chunk, rows.shape[1]))
         nanoseconds, _ = registry.time_assembly(
-            wanted, mode="dedicated", per_capability=1, probes=CANDIDATES, chunk=chunk, seed=1
+            rows,
+            mode="dedicated",
+            per_capability=1,
+            probes=CANDIDATES,
+            chunk=chunk,
+            seed=1,
+            calls=calls * chunk,
         )
         return nanoseconds * 1e-9
 

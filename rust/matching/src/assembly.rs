@@ -351,7 +351,7 @@ pub(crate) fn scan(
     for &capability in &requirement.any {
         let pool = view.pool(capability);
         let live = pool.live();
-        let blocks = view.blocks(pool);
+        let blocks = view.blocks(pool.head);
         let start = rng.below(live);
         for k in 0..live {
             let at = if k < live - start {
@@ -469,9 +469,9 @@ impl BatchRun<'_> {
                 std::collections::VecDeque::with_capacity(AHEAD + 1);
             for k in group..end + AHEAD {
                 if quick && k + 2 < end {
-                    let pools = view.pools();
+                    let heads = view.heads();
                     for &capability in &rows[(k + 2) * width..(k + 3) * width] {
-                        crate::hint::prefetch(pools.as_ptr().wrapping_add(capability as usize));
+                        crate::hint::prefetch(heads.as_ptr().wrapping_add(capability as usize));
                     }
                 }
                 if k < end {
@@ -481,7 +481,7 @@ impl BatchRun<'_> {
                     let sample = if quick {
                         quick::draw::<B, T>(
                             &view,
-                            view.pools(),
+                            view.heads(),
                             &wants[k % (AHEAD + 1)][..width],
                             Rng::new(seed),
                         )
@@ -502,7 +502,7 @@ impl BatchRun<'_> {
                 let done = sample.is_some_and(|sample| {
                     quick::choose(
                         &view,
-                        view.pools(),
+                        view.heads(),
                         wants,
                         total,
                         sample,

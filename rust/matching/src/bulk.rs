@@ -198,7 +198,9 @@ impl Work<'_> {
                 prefetch(self.line(next));
                 prefetch(self.version(next));
                 for &capability in row(r) {
-                    prefetch(self.pool(capability));
+                    let pool = self.pool(capability);
+                    prefetch(pool.head);
+                    prefetch(pool.rest);
                 }
             }
             if let Some(&(next, r)) = known.get(at + 7) {
@@ -320,8 +322,8 @@ impl Work<'_> {
                 let to = plan.next_idle;
                 plan.next_idle += 1;
                 let pool = self.pool(c as u32);
-                let word = self.entry(pool, at).load(Ordering::Relaxed);
-                self.entry(pool, to).store(word, Ordering::Relaxed);
+                let word = self.entry(pool.head, at).load(Ordering::Relaxed);
+                self.entry(pool.head, to).store(word, Ordering::Relaxed);
                 if self.config.signatures {
                     let signature = self.signature_cell(pool, at).load(Ordering::Relaxed);
                     self.signature_cell(pool, to).store(signature, Ordering::Relaxed);
@@ -350,7 +352,7 @@ impl Work<'_> {
                         plan.next_idle - 1
                     };
                     let pool = self.pool(c);
-                    prefetch(self.entry(pool, at));
+                    prefetch(self.entry(pool.head, at));
                     if self.config.signatures {
                         prefetch(self.signature_cell(pool, at));
                     }
@@ -386,7 +388,7 @@ impl Work<'_> {
                 let extra = self.extra();
                 for ((k, &c), &at) in capabilities.iter().enumerate().zip(&mut next) {
                     let pool = self.pool(c);
-                    self.entry(pool, at).store(word, Ordering::Relaxed);
+                    self.entry(pool.head, at).store(word, Ordering::Relaxed);
                     if signatures {
                         self.signature_cell(pool, at).store(signature, Ordering::Relaxed);
                     }

@@ -198,7 +198,7 @@ pub(crate) fn assemble(
         plain,
     };
     for r in spec.required.iter().filter(|r| !r.any.is_empty()) {
-        prefetch(view.pools().as_ptr().wrapping_add(r.any[0] as usize));
+        prefetch(view.heads().as_ptr().wrapping_add(r.any[0] as usize));
     }
     let mut hall = Hall {
         requirements: 0,
@@ -467,7 +467,7 @@ fn best_in_window(
     if live == 0 {
         return None;
     }
-    let blocks = p.view.blocks(pool);
+    let blocks = p.view.blocks(pool.head);
     let signatures = p.view.signatures(pool);
     let mut best: Option<Member> = None;
     let mut best_key = (0u32, u16::MAX);

@@ -60,15 +60,15 @@ fn quick<const B: usize, const T: usize>(
     rng: &mut Rng,
     team: &mut Team,
 ) -> bool {
-    let pools = view.pools();
-    quick::announce(pools, wants);
+    let heads = view.heads();
+    quick::announce(heads, wants);
     let seed = rng.clone();
-    let Some(sample) = quick::draw::<B, T>(view, pools, wants, seed) else {
+    let Some(sample) = quick::draw::<B, T>(view, heads, wants, seed) else {
         return false;
     };
     // What the exact path draws, should it be needed, must not repeat the sample's numbers.
     rng.next_u64();
-    quick::choose(view, pools, wants, total, sample, accepts, &mut team.picks)
+    quick::choose(view, heads, wants, total, sample, accepts, &mut team.picks)
 }
 
 /// Decides exactly.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::assembly::{Pick, TeamSpec};
 use crate::hint::prefetch;
 use crate::rng::Rng;
-use crate::store::{Block, LANES, Pool, View, entry_score, entry_slot};
+use crate::store::{Block, LANES, PoolHead, View, entry_score, entry_slot};
 
 /// The largest team this path serves; larger ones go the exact way.
 pub(crate) const QUICK_TEAM: u32 = 128;
@@ -61,7 +61,7 @@ pub(crate) struct Sample<const B: usize, const T: usize> {
 #[inline(always)]
 pub(crate) fn draw<const B: usize, const T: usize>(
     view: &View<'_>,
-    pools: &[Pool],
+    heads: &[PoolHead],
     wants: &[Want],
     mut rng: Rng,
 ) -> Option<Sample<B, T>> {
@@ -75,11 +75,11 @@ pub(crate) fn draw<const B: usize, const T: usize>(
         return None;
     }
     for ((want, live), places) in wants.iter().zip(&mut sample.live).zip(&mut sample.blocks) {
-        let pool = pools.get(want.capability as usize)?;
-        let here = pool.live();
+        let head = heads.get(want.capability as usize)?;
+        let here = head.live();
         *live = here;
         sample.fewest = sample.fewest.min(here);
-        let blocks = view.blocks(pool).as_ptr();
+        let blocks = view.blocks(head).as_ptr();
         let draw = rng.next_u64();
         let mut low = draw as u32;
         for place in places {
@@ -96,9 +96,9 @@ pub(crate) fn draw<const B: usize, const T: usize>(
 
 /// Asks for the pool headers of a request that is decided later.
 #[inline(always)]
-pub(crate) fn announce(pools: &[Pool], wants: &[Want]) {
+pub(crate) fn announce(heads: &[PoolHead], wants: &[Want]) {
     for want in wants {
-        prefetch(pools.as_ptr().wrapping_add(want.capability as usize));
+        prefetch(heads.as_ptr().wrapping_add(want.capability as usize));
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn announce(pools: &[Pool], wants: &[Want]) {
 #[inline(always)]
 pub(crate) fn choose<const B: usize, const T: usize>(
     view: &View<'_>,
-    pools: &[Pool],
+    heads: &[PoolHead],
     wants: &[Want],
     total: u32,
     mut sample: Sample<B, T>,
@@ -120,7 +120,7 @@ pub(crate) fn choose<const B: usize, const T: usize>(
         picks.reserve(total as usize);
         let salt = sample.rng.next_u64() & SALT;
         for i in 0..wants.len() {
-            if !serve(view, pools, wants, total, &mut sample, i, salt, &accepts, picks) {
+            if !serve(view, heads, wants, total, &mut sample, i, salt, &accepts, picks) {
                 return false;
             }
         }
@@ -151,7 +151,7 @@ pub(crate) fn choose<const B: usize, const T: usize>(
     for &i in &order[..filled] {
         if !serve(
             view,
-            pools,
+            heads,
             wants,
             total,
             &mut sample,
@@ -172,7 +172,7 @@ pub(crate) fn choose<const B: usize, const T: usize>(
 #[expect(clippy::too_many_arguments, reason = "the loop body of `choose`")]
 fn serve<const B: usize, const T: usize>(
     view: &View<'_>,
-    pools: &[Pool],
+    heads: &[PoolHead],
     wants: &[Want],
     total: u32,
     sample: &mut Sample<B, T>,
@@ -183,10 +183,10 @@ fn serve<const B: usize, const T: usize>(
 ) -> bool {
     let Want { capability, count } = wants[i];
     let live = sample.live[i];
-    let Some(pool) = pools.get(capability as usize) else {
+    let Some(head) = heads.get(capability as usize) else {
         return false;
     };
-    let blocks = view.blocks(pool);
+    let blocks = view.blocks(head);
     if B == 2 && count == 1 && live >= total && live >= LANES {
         // The common case by itself: the best of sixteen, in registers.
         let [first, second] = [sample.blocks[i][0], sample.blocks[i][B - 1]];

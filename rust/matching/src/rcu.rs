@@ -292,6 +292,8 @@ pub(crate) unsafe trait Element: Sync + Send {
 pub(crate) struct RcuArray<T> {
     start: AtomicPtr<T>,
     capacity: AtomicU32,
+    /// A number of the owner's, such as how many elements are in use, in room that alignment would leave empty.
+    pub(crate) count: AtomicU32,
 }
 
 impl<T> Default for RcuArray<T> {
@@ -308,6 +310,7 @@ impl<T> RcuArray<T> {
     pub(crate) const EMPTY: Self = Self {
         start: AtomicPtr::new(std::ptr::null_mut()),
         capacity: AtomicU32::new(0),
+        count: AtomicU32::new(0),
     };
 }
 
@@ -342,11 +345,12 @@ impl<T: Element> RcuArray<T> {
         unsafe { std::slice::from_raw_parts(start, capacity) }
     }
 
-    /// The same array under a second header. The first one must never be used or dropped again.
+    /// The same array and count under a second header. The first one must never be used or dropped again.
     pub(crate) fn duplicate(&self) -> Self {
         Self {
             start: AtomicPtr::new(self.start.load(Ordering::SeqCst)),
             capacity: AtomicU32::new(self.capacity.load(Ordering::Relaxed)),
+            count: AtomicU32::new(self.count.load(Ordering::Relaxed)),
         }
     }
 

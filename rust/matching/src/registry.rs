@@ -9,8 +9,8 @@ use crate::index::{Id, IdIndex};
 use crate::rcu::{Garbage, next_capacity};
 use crate::rng::mix;
 use crate::store::{
-    ALIVE, Attributes, Block, DRAINING, Head, LANES, Line, PRESENT, Pool, Store, TRUSTED, View, eligible,
-    entry, entry_slot, posting,
+    ALIVE, Attributes, Block, DRAINING, Head, LANES, Line, PRESENT, Pool, PoolHead, PoolRest, Store, TRUSTED,
+    View, eligible, entry, entry_slot, posting,
 };
 use crate::vocabulary::{NONE, TAG, Vocabulary};
 
@@ -346,12 +346,12 @@ impl Registry {
     #[must_use]
     pub fn holders(&self, capability: u32) -> Vec<u32> {
         let work = self.work();
-        if capability >= work.store.pools.capacity() {
+        if capability >= work.store.heads.capacity() {
             return Vec::new();
         }
         let pool = work.pool(capability);
         (0..pool.len())
-            .map(|i| entry_slot(work.entry(pool, i).load(Ordering::Relaxed)))
+            .map(|i| entry_slot(work.entry(pool.head, i).load(Ordering::Relaxed)))
             .collect()
     }
 
@@ -498,14 +498,15 @@ impl Registry {
         let store = work.store;
         let mut memory = Memory {
             lines: store.lines.capacity() as usize * 64 + store.extra.capacity() as usize * 8,
-            pools: store.pools.capacity() as usize * size_of::<Pool>(),
+            pools: store.heads.capacity() as usize * size_of::<PoolHead>()
+                + store.rests.capacity() as usize * size_of::<PoolRest>(),
             signatures: 0,
             ids: store.ids.capacity() as usize * (32 + 8 + 4),
             index: work.writer.index.bytes(),
             spare: work.writer.garbage.idle(),
         };
         for pool in work.pools() {
-            memory.pools += pool.blocks().capacity() as usize * 64;
+            memory.pools += pool.head.blocks().capacity() as usize * 64;
             memory.signatures += pool.signatures().capacity() as usize * 8;
         }
         memory
@@ -547,7 +548,7 @@ impl Registry {
                     "slot {slot} is in the right part"
                 );
                 let expected = entry(line.attributes().score(), head.domain, slot);
-                assert_eq!(work.entry(pool, at).load(Ordering::Relaxed), expected);
+                assert_eq!(work.entry(pool.head, at).load(Ordering::Relaxed), expected);
                 if self.config.signatures {
                     assert_eq!(
                         work.signature_cell(pool, at).load(Ordering::Relaxed),
@@ -558,9 +559,9 @@ impl Registry {
             }
         }
         assert_eq!(present, self.len());
-        let total: usize = work.pools().iter().map(|p| p.len() as usize).sum();
+        let total: usize = work.pools().map(|p| p.len() as usize).sum();
         assert_eq!(total, postings, "no entry without an agent");
-        assert!(work.pools().iter().all(|p| p.live() <= p.len()));
+        assert!(work.pools().all(|p| p.live() <= p.len()));
     }
 }
 
@@ -576,30 +577,45 @@ impl Work<'_> {
         &self.lines()[slot as usize]
     }
 
-    pub(crate) fn pools(&self) -> &[Pool] {
+    pub(crate) fn heads(&self) -> &[PoolHead] {
         // SAFETY: as in `lines`.
-        unsafe { self.store.pools.owned() }
+        unsafe { self.store.heads.owned() }
     }
 
-    pub(crate) fn pool(&self, capability: u32) -> &Pool {
-        &self.pools()[capability as usize]
+    pub(crate) fn rests(&self) -> &[PoolRest] {
+        // SAFETY: as in `lines`.
+        unsafe { self.store.rests.owned() }
     }
 
-    pub(crate) fn blocks<'p>(&self, pool: &'p Pool) -> &'p [Block] {
-        // SAFETY: as in `lines`; `pool` borrows `self` too.
-        unsafe { pool.blocks().owned() }
+    pub(crate) fn pools(&self) -> impl Iterator<Item = Pool<'_>> {
+        self.heads()
+            .iter()
+            .zip(self.rests())
+            .map(|(head, rest)| Pool { head, rest })
     }
 
-    pub(crate) fn entry<'p>(&self, pool: &'p Pool, at: u32) -> &'p AtomicU64 {
-        &self.blocks(pool)[(at / LANES) as usize].0[(at % LANES) as usize]
+    pub(crate) fn pool(&self, capability: u32) -> Pool<'_> {
+        Pool {
+            head: &self.heads()[capability as usize],
+            rest: &self.rests()[capability as usize],
+        }
     }
 
-    fn signature_cells<'p>(&self, pool: &'p Pool) -> &'p [AtomicU64] {
+    pub(crate) fn blocks<'p>(&self, head: &'p PoolHead) -> &'p [Block] {
+        // SAFETY: as in `lines`; `head` borrows `self` too.
+        unsafe { head.blocks().owned() }
+    }
+
+    pub(crate) fn entry<'p>(&self, head: &'p PoolHead, at: u32) -> &'p AtomicU64 {
+        &self.blocks(head)[(at / LANES) as usize].0[(at % LANES) as usize]
+    }
+
+    fn signature_cells<'p>(&self, pool: Pool<'p>) -> &'p [AtomicU64] {
         // SAFETY: as in `blocks`.
         unsafe { pool.signatures().owned() }
     }
 
-    pub(crate) fn signature_cell<'p>(&self, pool: &'p Pool, at: u32) -> &'p AtomicU64 {
+    pub(crate) fn signature_cell<'p>(&self, pool: Pool<'p>, at: u32) -> &'p AtomicU64 {
         &self.signature_cells(pool)[at as usize]
     }
 
@@ -653,11 +669,12 @@ impl Work<'_> {
     pub(crate) fn publish_vocabulary(&mut self) {
         let known = self.writer.vocabulary.len() as u32;
         let store = self.store;
-        let have = store.pools.capacity();
+        // Each array rounds its capacity up in its own way.
+        let have = store.heads.capacity().min(store.rests.capacity());
         if known > have {
-            store
-                .pools
-                .grow(next_capacity(known.max(16), have), &mut self.writer.garbage);
+            let capacity = next_capacity(known.max(16), have);
+            store.rests.grow(capacity, &mut self.writer.garbage);
+            store.heads.grow(capacity, &mut self.writer.garbage);
         }
         store.known.store(known, Ordering::Release);
         self.writer.garbage.collect(&store.domain);
@@ -918,17 +935,18 @@ impl Work<'_> {
     /// Makes room for so many entries in a pool: just as many if that is much more than it has.
     pub(crate) fn reserve_entries(&mut self, capability: u32, entries: u32) {
         let store = self.store;
-        // SAFETY: the lock is held, and `pools` is not grown while the reference lives.
-        let pool = &unsafe { store.pools.owned() }[capability as usize];
+        // SAFETY: the lock is held, and neither array is grown while the references live.
+        let (heads, rests) = unsafe { (store.heads.owned(), store.rests.owned()) };
+        let (head, rest): (&PoolHead, &PoolRest) = (&heads[capability as usize], &rests[capability as usize]);
         let needed = entries.div_ceil(LANES);
-        let have = pool.blocks().capacity();
+        let have = head.blocks().capacity();
         if needed <= have {
             return;
         }
         let blocks = next_capacity(needed, have);
-        pool.blocks().grow(blocks, &mut self.writer.garbage);
+        head.blocks().grow(blocks, &mut self.writer.garbage);
         if self.config.signatures {
-            pool.signatures().grow(blocks * LANES, &mut self.writer.garbage);
+            rest.signatures().grow(blocks * LANES, &mut self.writer.garbage);
         }
     }
 
@@ -998,7 +1016,7 @@ impl Work<'_> {
                 self.relocate(pool, capability, to, live);
                 gap = to;
             }
-            self.entry(pool, gap).store(word, Ordering::Relaxed);
+            self.entry(pool.head, gap).store(word, Ordering::Relaxed);
             if self.config.signatures {
                 self.signature_cell(pool, gap).store(signature, Ordering::Relaxed);
             }
@@ -1046,12 +1064,12 @@ impl Work<'_> {
     }
 
     /// Moves the entry at `from`, if there is one, to the free place `to`.
-    fn relocate(&self, pool: &Pool, capability: u32, from: u32, to: u32) {
+    fn relocate(&self, pool: Pool<'_>, capability: u32, from: u32, to: u32) {
         if from == to {
             return;
         }
-        let word = self.entry(pool, from).load(Ordering::Relaxed);
-        self.entry(pool, to).store(word, Ordering::Relaxed);
+        let word = self.entry(pool.head, from).load(Ordering::Relaxed);
+        self.entry(pool.head, to).store(word, Ordering::Relaxed);
         if self.config.signatures {
             let signature = self.signature_cell(pool, from).load(Ordering::Relaxed);
             self.signature_cell(pool, to).store(signature, Ordering::Relaxed);
@@ -1065,7 +1083,7 @@ impl Work<'_> {
             return;
         }
         let pool = self.pool(capability);
-        let (a, b) = (self.entry(pool, i), self.entry(pool, j));
+        let (a, b) = (self.entry(pool.head, i), self.entry(pool.head, j));
         let (at_i, at_j) = (a.load(Ordering::Relaxed), b.load(Ordering::Relaxed));
         a.store(at_j, Ordering::Relaxed);
         b.store(at_i, Ordering::Relaxed);
@@ -1131,12 +1149,12 @@ impl Work<'_> {
         let head = line.head();
         let word = entry(attributes.score(), head.domain, slot);
         let held = head.held as usize;
-        let (extra, pools) = (self.extra(), self.pools());
+        let (extra, heads) = (self.extra(), self.heads());
         for k in 0..held {
             if let Some(place) = line.word(k, held, extra) {
                 let place = place.load(Ordering::Relaxed);
-                let pool = &pools[(place >> 32) as usize];
-                self.entry(pool, place as u32).store(word, Ordering::Relaxed);
+                let head = &heads[(place >> 32) as usize];
+                self.entry(head, place as u32).store(word, Ordering::Relaxed);
             }
         }
     }
@@ -1189,32 +1207,37 @@ impl Work<'_> {
     }
 
     #[inline]
-    fn each_posting(&self, slot: u32, ask: impl Fn(&Pool, u32)) {
+    fn each_posting(&self, slot: u32, ask: impl Fn(Pool<'_>, u32)) {
         let line = self.line(slot);
         let held = line.head().held as usize;
-        let (extra, pools) = (self.extra(), self.pools());
+        let (extra, heads, rests) = (self.extra(), self.heads(), self.rests());
         for k in 0..held {
             if let Some(place) = line.word(k, held, extra) {
                 let place = place.load(Ordering::Relaxed);
-                if let Some(pool) = pools.get((place >> 32) as usize) {
-                    ask(pool, place as u32);
+                let capability = (place >> 32) as usize;
+                if let (Some(head), Some(rest)) = (heads.get(capability), rests.get(capability)) {
+                    ask(Pool { head, rest }, place as u32);
                 }
             }
         }
     }
 
     #[inline]
-    fn prefetch_entry(&self, pool: &Pool, at: u32, signature: bool) {
-        prefetch(self.blocks(pool).as_ptr().wrapping_add((at / LANES) as usize));
+    fn prefetch_entry(&self, pool: Pool<'_>, at: u32, signature: bool) {
+        prefetch(
+            self.blocks(pool.head)
+                .as_ptr()
+                .wrapping_add((at / LANES) as usize),
+        );
         if signature {
             prefetch(self.signature_cells(pool).as_ptr().wrapping_add(at as usize));
         }
     }
 
     #[inline]
-    fn prefetch_agent(&self, pool: &Pool, at: u32) {
+    fn prefetch_agent(&self, pool: Pool<'_>, at: u32) {
         if at < pool.len() {
-            prefetch(self.line(entry_slot(self.entry(pool, at).load(Ordering::Relaxed))));
+            prefetch(self.line(entry_slot(self.entry(pool.head, at).load(Ordering::Relaxed))));
         }
     }
 
@@ -1242,7 +1265,7 @@ impl Work<'_> {
             pool.set_bits(1 << self.writer.exact_bits);
             // Until every copy is rewritten a reader may overlook a holder: signatures are only hints.
             for i in 0..pool.len() {
-                let slot = entry_slot(self.entry(pool, i).load(Ordering::Relaxed));
+                let slot = entry_slot(self.entry(pool.head, i).load(Ordering::Relaxed));
                 let signature = self.signature(slot);
                 for k in 0..self.line(slot).head().held as usize {
                     let place = self.word(slot, k).load(Ordering::Relaxed);

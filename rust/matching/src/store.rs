@@ -246,66 +246,101 @@ impl IdCell {
     }
 }
 
-/// The agents of one capability: entries `[0, live)` may be chosen, `[live, len)` may not now.
+/// The part of a pool that every assembly reads: its entries, of which `[0, live)` may be chosen.
+///
+/// Four to a cache line, so that the heads of ten thousand capabilities stay in the second-level cache while the
+/// blocks of a million agents pass through it: a head that is missing there doubles the wait, as its block can only
+/// be asked for when it has come.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
-pub(crate) struct Pool {
+#[repr(C, align(16))]
+pub(crate) struct PoolHead {
     blocks: RcuArray<Block>,
-    signatures: RcuArray<AtomicU64>,
-    len: AtomicU32,
-    live: AtomicU32,
-    /// Bits of this capability in signatures; 0 before the first agent.
-    bits: AtomicU64,
 }
 
-// SAFETY: null pointers and zero counts are an empty pool. The relocated original gives its arrays to the copy
-// and is not dropped.
-unsafe impl Element for Pool {
+const _: () = assert!(size_of::<PoolHead>() == 16);
+
+// SAFETY: a null pointer and zero counts are an empty pool. The relocated original gives its array to the copy and is
+// not dropped.
+unsafe impl Element for PoolHead {
     fn relocate(&self) -> Self {
         Self {
             blocks: self.blocks.duplicate(),
-            signatures: self.signatures.duplicate(),
-            len: self.len.relocate(),
-            live: self.live.relocate(),
-            bits: self.bits.relocate(),
         }
     }
 }
 
-impl Pool {
+impl PoolHead {
     #[inline]
     pub(crate) fn live(&self) -> u32 {
-        self.live.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_live(&self, live: u32) {
-        self.live.store(live, Ordering::Release);
-    }
-
-    pub(crate) fn len(&self) -> u32 {
-        self.len.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_len(&self, len: u32) {
-        self.len.store(len, Ordering::Relaxed);
+        self.blocks.count.load(Ordering::Acquire)
     }
 
     pub(crate) fn blocks(&self) -> &RcuArray<Block> {
         &self.blocks
     }
+}
 
+/// The rest of a pool.
+#[derive(Debug, Default)]
+pub(crate) struct PoolRest {
+    signatures: RcuArray<AtomicU64>,
+    /// Bits of this capability in signatures; 0 before the first agent.
+    bits: AtomicU64,
+}
+
+// SAFETY: as for `PoolHead`.
+unsafe impl Element for PoolRest {
+    fn relocate(&self) -> Self {
+        Self {
+            signatures: self.signatures.duplicate(),
+            bits: self.bits.relocate(),
+        }
+    }
+}
+
+impl PoolRest {
     pub(crate) fn signatures(&self) -> &RcuArray<AtomicU64> {
         &self.signatures
+    }
+}
+
+/// The agents of one capability: entries `[0, live)` may be chosen, `[live, len)` may not now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pool<'p> {
+    pub(crate) head: &'p PoolHead,
+    pub(crate) rest: &'p PoolRest,
+}
+
+impl<'p> Pool<'p> {
+    #[inline]
+    pub(crate) fn live(self) -> u32 {
+        self.head.live()
+    }
+
+    pub(crate) fn set_live(self, live: u32) {
+        self.head.blocks.count.store(live, Ordering::Release);
+    }
+
+    pub(crate) fn len(self) -> u32 {
+        self.rest.signatures.count.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_len(self, len: u32) {
+        self.rest.signatures.count.store(len, Ordering::Relaxed);
+    }
+
+    pub(crate) fn signatures(self) -> &'p RcuArray<AtomicU64> {
+        self.rest.signatures()
     }
 
     /// This capability's bits in signatures: one of its own, or two that it shares. 0 before the first agent.
     #[inline]
-    pub(crate) fn signature_bits(&self) -> u64 {
-        self.bits.load(Ordering::Relaxed)
+    pub(crate) fn signature_bits(self) -> u64 {
+        self.rest.bits.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_bits(&self, bits: u64) {
-        self.bits.store(bits, Ordering::Relaxed);
+    pub(crate) fn set_bits(self, bits: u64) {
+        self.rest.bits.store(bits, Ordering::Relaxed);
     }
 }
 
@@ -314,7 +349,9 @@ impl Pool {
 pub(crate) struct Store {
     pub(crate) domain: Domain,
     pub(crate) sequence: AtomicU64,
-    pub(crate) pools: RcuArray<Pool>,
+    /// One element a capability in both. `rests` grows first: a capability with a head has the rest too.
+    pub(crate) heads: RcuArray<PoolHead>,
+    pub(crate) rests: RcuArray<PoolRest>,
     /// Handles given out so far.
     pub(crate) known: AtomicU32,
     pub(crate) lines: RcuArray<Line>,
@@ -346,34 +383,41 @@ pub(crate) struct View<'s> {
     guard: Guard<'s>,
 }
 
-static EMPTY: Pool = Pool {
+static EMPTY_HEAD: PoolHead = PoolHead {
     blocks: RcuArray::EMPTY,
+};
+static EMPTY_REST: PoolRest = PoolRest {
     signatures: RcuArray::EMPTY,
-    len: AtomicU32::new(0),
-    live: AtomicU32::new(0),
     bits: AtomicU64::new(0),
 };
 
 impl View<'_> {
     /// The pool of a capability; an empty one for a handle without agents.
     #[inline]
-    pub(crate) fn pool(&self, capability: u32) -> &Pool {
-        self.pools().get(capability as usize).unwrap_or(&EMPTY)
+    pub(crate) fn pool(&self, capability: u32) -> Pool<'_> {
+        let (heads, rests) = (self.heads(), self.store.rests.get(&self.guard));
+        match (heads.get(capability as usize), rests.get(capability as usize)) {
+            (Some(head), Some(rest)) => Pool { head, rest },
+            _ => Pool {
+                head: &EMPTY_HEAD,
+                rest: &EMPTY_REST,
+            },
+        }
     }
 
     #[inline]
-    pub(crate) fn pools(&self) -> &[Pool] {
-        self.store.pools.get(&self.guard)
+    pub(crate) fn heads(&self) -> &[PoolHead] {
+        self.store.heads.get(&self.guard)
     }
 
     #[inline]
-    pub(crate) fn blocks(&self, pool: &Pool) -> &[Block] {
-        pool.blocks.get(&self.guard)
+    pub(crate) fn blocks(&self, head: &PoolHead) -> &[Block] {
+        head.blocks.get(&self.guard)
     }
 
     #[inline]
-    pub(crate) fn signatures(&self, pool: &Pool) -> &[AtomicU64] {
-        pool.signatures.get(&self.guard)
+    pub(crate) fn signatures(&self, pool: Pool<'_>) -> &[AtomicU64] {
+        pool.rest.signatures.get(&self.guard)
     }
 
     #[inline]

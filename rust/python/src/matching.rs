@@ -639,8 +639,9 @@ impl PyRegistry {
         Ok(PyRestored(Mutex::new(Some(registry))))
     }
 
-    /// Nanoseconds per call of the Rust API, for benchmarks: one sample per `chunk` calls over the rows.
-    #[pyo3(signature = (capabilities, *, mode, per_capability, probes, chunk, seed))]
+    /// Nanoseconds per call of the Rust API, for benchmarks: one sample per `chunk` calls. Each row is prepared once;
+    /// the calls go round the rows, once if `calls` is not given.
+    #[pyo3(signature = (capabilities, *, mode, per_capability, probes, chunk, seed, calls=None))]
     #[expect(clippy::too_many_arguments, reason = "the conditions of one measurement")]
     #[expect(
         clippy::disallowed_methods,
@@ -655,6 +656,7 @@ impl PyRegistry {
         probes: u32,
         chunk: usize,
         seed: u64,
+        calls: Option<usize>,
     ) -> PyResult<(Bound<'py, PyArray1<f64>>, f64)> {
         let width = capabilities.as_array().dim().1;
         let mode = self::mode(mode)?;
@@ -679,20 +681,24 @@ impl PyRegistry {
         let (samples, members) = off_gil(py, || {
             let mut scratch = Scratch::default();
             let mut team = Team::default();
-            let mut samples = Vec::with_capacity(specs.len() / chunk.max(1) + 1);
+            let calls = if specs.is_empty() { 0 } else { calls.unwrap_or(specs.len()) };
+            let chunk = chunk.max(1);
+            let mut samples = Vec::with_capacity(calls.div_ceil(chunk));
             let mut seed = seed;
             let mut members = 0usize;
-            for group in specs.chunks(chunk.max(1)) {
+            let mut round = specs.iter().cycle();
+            for first in (0..calls).step_by(chunk) {
+                let group = chunk.min(calls - first);
                 let start = std::time::Instant::now();
-                for spec in group {
+                for spec in round.by_ref().take(group) {
                     seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
                     self.0
                         .assemble_prepared(spec, None, seed, &mut scratch, &mut team);
                     members += team.picks.len();
                 }
-                samples.push(start.elapsed().as_nanos() as f64 / group.len() as f64);
+                samples.push(start.elapsed().as_nanos() as f64 / group as f64);
             }
-            Ok::<_, RegistryError>((samples, members as f64 / specs.len().max(1) as f64))
+            Ok::<_, RegistryError>((samples, members as f64 / calls.max(1) as f64))
         })?;
         Ok((samples.into_pyarray(py), members))
     }
