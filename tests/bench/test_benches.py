@@ -58,7 +58,7 @@ def test_bench_reports_its_metrics_and_names_its_peers(name: str) -> None:
 def test_the_broker_is_searched_beside_a_writer_and_right_at_rest() -> None:
     rows = {row.metric: row for row in run_bench("broker", quick=True, options={"parts": "beside"})}
     assert set(rows) == {"search_p50_beside_writer", "search_p99_beside_writer", "recall_at_rest"}
-    assert rows["recall_at_rest"].value > 0.99
+    assert rows["recall_at_rest"].value > 0.999
     written = rows["recall_at_rest"].conditions["written"]
     assert isinstance(written, int)
     assert written > 0

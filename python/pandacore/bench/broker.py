@@ -246,6 +246,16 @@ def nearest(vectors: Matrix, queries: Matrix, allowed: NDArray[np.bool_] | None 
     return best
 
 
+def as_good(vectors: Matrix, queries: Matrix, found: Ids) -> float:
+    """Share of the answers no worse than the K-th of a brute force: of equal vectors any will do.
+
+    A ten-thousandth is left to the index, which orders by vectors of 16 bits.
+    """
+    truth = nearest(vectors, queries)
+    scores = [np.einsum("qd,qkd->qk", queries, vectors[ids]) for ids in (found, truth)]
+    return float((scores[0] >= scores[1].min(axis=1, keepdims=True) - 1e-4).mean())
+
+
 def recall(found: Ids, truth: Ids) -> float:
     hits = sum(np.isin(t, f).sum() for f, t in zip(found, truth, strict=True))
     return float(hits / truth.size)
@@ -596,6 +606,5 @@ def _beside(bench: Bench) -> None:
             searches=len(times[True]),
             written=written,
         )
-    truth = nearest(now, queries)
     exact = index.search_batch(queries, K, recall=1.0).ids
-    bench.emit("recall_at_rest", recall(exact, truth), "share", agents=size, written=written)
+    bench.emit("recall_at_rest", as_good(now, queries, exact), "share", agents=size, written=written)
