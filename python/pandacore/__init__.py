@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Task,
         TeamFormed,
     )
+    from pandacore.team.contract import postcondition
     from pandacore.trust import KeyPair
 
 __all__ = [
@@ -92,6 +93,7 @@ __all__ = [
     "Usage",
     "__version__",
     "agent",
+    "postcondition",
 ]
 
 _HOME = {
@@ -126,6 +128,7 @@ _HOME = {
         "Task",
         "TeamFormed",
     ),
+    "pandacore.team.contract": ("postcondition",),
     "pandacore.trust": ("KeyPair",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

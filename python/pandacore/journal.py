@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -36,6 +37,8 @@ MAX_PENDING: Final = 10_000
 """Records that wait for a commit; more block the writers."""
 MAX_BATCH: Final = 1_000
 """Most records of one commit."""
+_TOGETHER: Final = 32
+"""Most rows of one statement; a statement of each number is kept prepared."""
 _DAMAGE: Final = (sqlite3.Error, UnicodeDecodeError)  # a flipped bit in a text is found when it is decoded
 _APPLICATION_ID: Final = 0x70_61_6E_64  # "pand"
 
@@ -141,7 +144,11 @@ class Journal:
             undo.pop_all()
         self._doors: list[dict[str, str]] = []
         self._mutex = threading.Lock()
-        self._queue: queue.Queue[_Write | threading.Event | None] = queue.Queue(MAX_PENDING)
+        self._room = threading.Condition(self._mutex)
+        self._fresh: list[_Write] = []  # of this turn of the event loop that will hand them over
+        self._turn: asyncio.AbstractEventLoop | None = None
+        self._pending = 0
+        self._queue: queue.SimpleQueue[list[_Write] | threading.Event | None] = queue.SimpleQueue()
         self._failed: errors.PandacoreError | None = None
         self._closed = False
         self.commits = 0
@@ -181,15 +188,35 @@ class Journal:
     def _put(self, run_id: str, kind: Kind, body: Any) -> tuple[int, asyncio.Future[None]]:
         loop = asyncio.get_running_loop()
         text = _ENCODE(body)
-        with self._mutex:
-            self._check()
-            seq = self._next.get(run_id, 1)
-            self._next[run_id] = seq + 1
         written: asyncio.Future[None] = loop.create_future()
         # A failure that nobody awaits is raised by the next call.
         written.add_done_callback(_heed)
-        self._queue.put(_Write(run_id, seq, kind, text, time.time(), written, loop))
+        with self._mutex:
+            self._check()
+            while self._pending >= MAX_PENDING:
+                self._hand_over()  # or there would be nothing to wait for
+                self._room.wait()
+            seq = self._next.get(run_id, 1)
+            self._next[run_id] = seq + 1
+            self._fresh.append(_Write(run_id, seq, kind, text, time.time(), written, loop))
+            self._pending += 1
+            later = self._turn is not loop
+            self._turn = loop
+        if later:
+            # Once a turn: each time the writer is woken the two threads wrestle for the interpreter.
+            loop.call_soon(self._end_turn)
         return seq, written
+
+    def _end_turn(self) -> None:
+        with self._mutex:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the writer what is fresh; with the mutex held."""
+        self._turn = None
+        if self._fresh:
+            self._queue.put(self._fresh)
+            self._fresh = []
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -201,7 +228,7 @@ class Journal:
             raise errors.StateError(f"the journal {self.path} is closed", hint="open it again")
         if self._writer is None:
             raise errors.StateError(f"the journal {self.path} is read only", hint="open it to write")
-        if isinstance(self._failed, errors.StorageFull) and self._queue.empty():
+        if isinstance(self._failed, errors.StorageFull) and self._pending == 0:
             # Nothing that failed is in the file: number on from what is, and let the next commit try.
             self._next = _last_numbers(self._reader, self.path)
             self._failed = None
@@ -212,26 +239,40 @@ class Journal:
         with contextlib.closing(_open(self.path)) as connection:
             stop = False
             while not stop:
-                batch = [self._queue.get()]
-                while len(batch) < MAX_BATCH:
+                writes: list[_Write] = []
+                waiting: list[threading.Event] = []
+                item = self._queue.get()
+                while True:
+                    if item is None:
+                        stop = True
+                    elif isinstance(item, threading.Event):
+                        waiting.append(item)
+                    else:
+                        writes += item
+                    if len(writes) >= MAX_BATCH:
+                        break
                     try:
-                        batch.append(self._queue.get_nowait())
+                        item = self._queue.get_nowait()
                     except queue.Empty:
                         break
-                stop = None in batch
-                self._commit(connection, [item for item in batch if isinstance(item, _Write)])
-                for item in batch:
-                    if isinstance(item, threading.Event):
-                        item.set()
+                self._commit(connection, writes)
+                with self._mutex:
+                    self._pending -= len(writes)
+                    self._room.notify_all()
+                for event in waiting:
+                    event.set()
 
     def _commit(self, connection: sqlite3.Connection, writes: list[_Write]) -> None:
         if not writes:
             return
         if self._failed is None:
+            # The head tells a log that ends from one whose tail was lost.
+            heads = {w.run_id: w.seq for w in writes}
             try:
                 with connection:
-                    connection.executemany(
-                        "INSERT INTO records (run_id, seq, kind, body, at, sum) VALUES (?, ?, ?, ?, ?, ?)",
+                    _insert(
+                        connection,
+                        "INSERT INTO records (run_id, seq, kind, body, at, sum)",
                         [
                             (
                                 w.run_id,
@@ -244,10 +285,9 @@ class Journal:
                             for w in writes
                         ],
                     )
-                    # The head tells a log that ends from one whose tail was lost.
-                    heads = {w.run_id: w.seq for w in writes}
-                    connection.executemany(
-                        "INSERT OR REPLACE INTO heads (run_id, last, sum) VALUES (?, ?, ?)",
+                    _insert(
+                        connection,
+                        "INSERT OR REPLACE INTO heads (run_id, last, sum)",
                         [(run, last, _sum(run, last, "head", "", 0.0)) for run, last in heads.items()],
                     )
                 self.commits += 1
@@ -368,6 +408,7 @@ class Journal:
             raise errors.StateError(f"the journal {self.path} is closed", hint="open it again")
         if os.getpid() == self._pid and self._writer is not None and self._writer.is_alive():
             reached = threading.Event()
+            self._end_turn()
             self._queue.put(reached)
             reached.wait(30)
 
@@ -377,6 +418,7 @@ class Journal:
             return
         self._closed = True
         if self._writer is not None:
+            self._end_turn()
             self._queue.put(None)
             self._writer.join(30)
         self._reader.close()
@@ -410,6 +452,16 @@ class Journal:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _insert(connection: sqlite3.Connection, into: str, rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows, some at a time: SQLite lets go of the interpreter at each step, and has to win it back."""
+    places = "(" + ",".join("?" * len(rows[0])) + ")"
+    for start in range(0, len(rows), _TOGETHER):
+        some = rows[start : start + _TOGETHER]
+        connection.execute(
+            f"{into} VALUES {','.join([places] * len(some))}", tuple(itertools.chain.from_iterable(some))
+        )
 
 
 def _settle(futures: list[asyncio.Future[None]], error: errors.PandacoreError | None) -> None:

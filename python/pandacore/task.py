@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import secrets
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -59,14 +60,18 @@ MAX_TASK_TEXT: Final = 1_000_000
 """Longest task text, in characters; larger input belongs into documents."""
 
 
-def _flat(data: Any) -> dict[str, Any]:
+def flat(data: Any) -> dict[str, Any]:
     """A dataclass of plain values as a dict; ``asdict`` would copy each of them, at ten times the cost."""
     return {name: getattr(data, name) for name in data.__dataclass_fields__}
 
 
 def new_id() -> str:
-    """A fresh run id: 16 hexadecimal digits, random. Ids only have to be distinct, not reproducible."""
-    return secrets.token_hex(8)
+    """A fresh run id: 20 hexadecimal digits. Ids only have to be distinct, not reproducible.
+
+    The first 8 are the seconds since 1970, so that the records of runs of one time lie together in the
+    journal (a third less work than with ids at random); the others are random.
+    """
+    return f"{int(time.time()) & 0xFFFF_FFFF:08x}{secrets.token_hex(6)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +151,7 @@ class Budget:
 
     def to_dict(self) -> dict[str, Any]:
         """The caps as JSON-ready data."""
-        return {**_flat(self), "prices": {m: list(p) for m, p in self.prices.items()}}
+        return {**flat(self), "prices": {m: list(p) for m, p in self.prices.items()}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Budget:
@@ -468,9 +473,9 @@ class Result:
             "status": str(self.status),
             "output": self.value,
             "outputs": dict(self.outputs),
-            "failures": [_flat(f) for f in self.failures],
-            "usage": _flat(self.usage),
-            "timings": _flat(self.timings),
+            "failures": [flat(f) for f in self.failures],
+            "usage": flat(self.usage),
+            "timings": flat(self.timings),
             "team": [
                 {"name": m.name, "did": m.did, "capability": m.capability, "why": m.why, "address": m.address}
                 for m in self.team.members

@@ -121,8 +121,7 @@ async def test_twenty_starts_of_one_key_leave_one_live_entry() -> None:
         last.announce(Announcement(bytes([9]) * 32, ["a"], name="the last"))
         await until(node, lambda: [a.name for a in node.agents()] == ["the last"], 10)
         assert [(m.id, m.state) for m in node.members() if not m.is_self] == [(key.public, "alive")]
-        # Every goodbye counts, and so does an end without one if anybody had heard of that start.
-        assert last.epoch > 10
+        assert last.epoch >= 20
         await last.leave()
 
 

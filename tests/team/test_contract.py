@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import pandacore as pc
 from pandacore import errors
 from pandacore.models.strict_json import validate
-from pandacore.team.contract import check_contracts
+from pandacore.team.contract import broken_term, check_contracts
 
 PLAN = pc.Plan([pc.Subtask("a", "count", "count"), pc.Subtask("b", "sum", "sum", ["a"])])
 
@@ -22,6 +22,7 @@ PLAN = pc.Plan([pc.Subtask("a", "count", "count"), pc.Subtask("b", "sum", "sum",
         ({"zz": pc.Contract("x")}, "Task.contracts['zz']"),
         ({"a": pc.Contract("x", output_schema={"type": "nonsense"})}, "Task.contracts['a'].output_schema"),
         ({"a": pc.Contract("x", max_bytes=0)}, "Task.contracts['a'].max_bytes"),
+        ({"a": pc.Contract("x", postcondition="unheard of")}, "Task.contracts['a'].postcondition"),
         (
             {"b": pc.Contract("x", output_schema={"type": "string", "minLength": 100}, max_bytes=50)},
             "Task.contracts['b'].max_bytes",
@@ -121,3 +122,32 @@ def test_a_contract_that_some_value_keeps_is_never_refused(schema: dict[str, Any
     except errors.InvalidOutput:
         return
     check_contracts(PLAN, {"a": pc.Contract("x", output_schema=schema)})
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (True, ""),
+        (1, ""),
+        (False, "the postcondition 'p' does not hold"),
+        (None, "the postcondition 'p' does not hold"),
+        ("too long", "the postcondition 'p' does not hold: too long"),
+        (ZeroDivisionError("by zero"), "the postcondition 'p' failed: ZeroDivisionError: by zero"),
+    ],
+)
+def test_a_postcondition_answers_or_counts_as_not_kept(
+    answer: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predicate(output: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("pandacore.team.contract._POSTCONDITIONS", {})
+    contract = pc.Contract("x", output_schema={"type": "integer"}, postcondition="p")
+    assert "not known where it was to be judged" in broken_term(1, contract)
+    pc.postcondition("p")(predicate)
+    assert broken_term(1, contract) == reason
+    assert "integer" in broken_term("a", contract)  # the schema comes first
+    with pytest.raises(errors.ConfigError, match="'p' is"):
+        pc.postcondition("p")(len)

@@ -392,6 +392,8 @@ class Contract:
         Tokens it may spend.
     max_bytes : int
         Largest output as canonical JSON, in bytes; longer material goes into artifacts by reference.
+    postcondition : str, optional
+        Name of a predicate on the output, for what no schema can say; see :func:`pandacore.postcondition`.
     """
 
     objective: str
@@ -399,6 +401,7 @@ class Contract:
     boundaries: Sequence[str] = ()
     token_budget: int | None = None
     max_bytes: int = 16_384
+    postcondition: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The contract as JSON-ready data."""

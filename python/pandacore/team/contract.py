@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pandacore import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pandacore.patterns.base import Contract
     from pandacore.plan import Plan
 
-__all__ = ["broken_term", "check_contracts"]
+__all__ = ["broken_term", "check_contracts", "postcondition"]
+
+_Predicate = TypeVar("_Predicate", bound="Callable[[Any], bool | str]")
+_POSTCONDITIONS: Final[dict[str, Callable[[Any], bool | str]]] = {}
 
 _BOUNDS: Final = {
     "integer": ("minimum", "maximum"),
@@ -21,6 +24,40 @@ _BOUNDS: Final = {
     "array": ("minItems", "maxItems"),
     "object": ("minProperties", "maxProperties"),
 }
+
+
+def postcondition(name: str) -> Callable[[_Predicate], _Predicate]:
+    """Register a predicate on outputs under a name that a :class:`Contract` can carry.
+
+    Contracts travel between processes and lie in the run log, so they name the predicate and never contain
+    it: every process that judges outputs registers it, at import. The predicate gets the output and answers
+    True if it is as agreed, False or the reason as text if not. One that raises counts as not kept, and so
+    does a name that the judging process does not know.
+
+    Raises
+    ------
+    ConfigError
+        Another function has the name.
+
+    Examples
+    --------
+    >>> @postcondition("cites a source")
+    ... def cites(output):
+    ...     return "http" in output["text"] or "no source is named"
+    """
+
+    def register(predicate: _Predicate) -> _Predicate:
+        known = _POSTCONDITIONS.setdefault(name, predicate)
+        if (known.__module__, known.__qualname__) != (predicate.__module__, predicate.__qualname__):
+            raise errors.ConfigError(
+                f"the postcondition {name!r} is {known.__module__}.{known.__qualname__} already",
+                where=f"postcondition({name!r})",
+                hint="choose another name",
+            )
+        _POSTCONDITIONS[name] = predicate  # a module that was loaded again
+        return predicate
+
+    return register
 
 
 def check_contracts(plan: Plan, contracts: Mapping[str, Contract]) -> None:
@@ -43,6 +80,12 @@ def check_contracts(plan: Plan, contracts: Mapping[str, Contract]) -> None:
                 f"the plan has no subtask {subtask_id!r}", where=where, hint="use an id of the plan"
             )
         schema = contract.output_schema
+        if contract.postcondition is not None and contract.postcondition not in _POSTCONDITIONS:
+            raise errors.InvalidPlan(
+                f"no postcondition is registered as {contract.postcondition!r}",
+                where=f"{where}.postcondition",
+                hint="register it with @pandacore.postcondition(NAME), here and where members judge",
+            )
         if contract.max_bytes < 1:
             why = f"at most {contract.max_bytes} bytes, and no JSON value is that short"
             raise errors.InvalidPlan(why, where=f"{where}.max_bytes", hint="raise it")
@@ -116,10 +159,24 @@ def broken_term(output: Any, contract: Contract) -> str:
     """Why the output breaks its contract; empty if it keeps it. The size is checked by the machine."""
     from pandacore.models.strict_json import validate
 
-    if contract.output_schema is None:
+    if contract.output_schema is not None:
+        try:
+            validate(output, contract.output_schema)
+        except errors.InvalidOutput as error:
+            return error.message
+    if contract.postcondition is None:
         return ""
+    return _broken_postcondition(output, contract.postcondition)
+
+
+def _broken_postcondition(output: Any, name: str) -> str:
+    predicate = _POSTCONDITIONS.get(name)
+    if predicate is None:
+        return f"the postcondition {name!r} is not known where it was to be judged"
     try:
-        validate(output, contract.output_schema)
-    except errors.InvalidOutput as error:
-        return error.message
-    return ""
+        kept = predicate(output)
+    except Exception as error:  # the user's code: what it cannot judge is not what was agreed
+        return f"the postcondition {name!r} failed: {type(error).__name__}: {error}"
+    if isinstance(kept, str):
+        return f"the postcondition {name!r} does not hold: {kept}"
+    return "" if kept else f"the postcondition {name!r} does not hold"

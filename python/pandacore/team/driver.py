@@ -45,6 +45,7 @@ from pandacore.task import (
     TeamFormed,
     TeamView,
     Timings,
+    flat,
     new_id,
 )
 from pandacore.team.answers import check_answer
@@ -56,7 +57,7 @@ from pandacore.team.links import Links
 from pandacore.team.purse import Purse, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from random import Random
 
     from pandacore.broker import CapabilityMatch
@@ -171,7 +172,6 @@ class Run(Engine):
         self._reserved: dict[tuple[str, str, int], Share] = {}
         self._done_by_members: dict[str, Any] = {}
         self._begun: set[str] = set()
-        self._writes: set[asyncio.Task[None]] = set()
         self._made_by: dict[tuple[str, str], tuple[str, Completed]] = {}
         self._drafted = False
         self._away: set[bytes] = set()
@@ -366,7 +366,7 @@ class Run(Engine):
 
     async def _work(self) -> base.Finish:
         if self._past is None:
-            await self._log(
+            self._note(
                 Kind.RUN,
                 lambda: {
                     "pattern": self._pattern,
@@ -376,7 +376,7 @@ class Run(Engine):
                 },
             )
         else:
-            await self._log(Kind.RESUMED, dict)
+            self._note(Kind.RESUMED, dict)
         plan, self._source = await self._make_plan()
         services = self._services
         directory = services.directory
@@ -394,7 +394,7 @@ class Run(Engine):
         self._mark("plan")
         if self._plan is not None:
             if self._past is None or self._past.plan is None:
-                await self._log(Kind.PLAN, lambda: {"plan": plan.to_dict(), "source": self._source})
+                self._note(Kind.PLAN, lambda: {"plan": plan.to_dict(), "source": self._source})
             self._emit(PlanReady, plan=plan, source=self._source)
         machine = None
         if self._past is not None and self._past.state is not None and self._has_members:
@@ -415,6 +415,7 @@ class Run(Engine):
         machine = self._machine = machine or self._make_machine()
         machine.logged = services.journal is not None or self._by_messages
         if self._has_members:
+            await self._durable()
             await self._open_crew(machine, required)
         self.post(base.Start())
         if self._past is not None:
@@ -509,6 +510,7 @@ class Run(Engine):
                 )
             return plan_by_rule(self.task, vocabulary), "rule"
         usable = self._services.directory.vocabulary(usable=True)
+        await self._durable()
         return await plan_by_model(self.task, usable or vocabulary, model), "model"
 
     def _model(self) -> BoundModel | None:
@@ -531,6 +533,11 @@ class Run(Engine):
         if self._budget.wall_s is None:
             return None
         return max(self._began + self._budget.wall_s - monotonic(), 0.0)
+
+    def _note(self, kind: Kind, body: Callable[[], Any]) -> None:
+        """Write a record that is durable before the next effect of the run, not before this returns."""
+        if self._services.journal is not None:
+            self._await_later(self._services.journal.write(self.id, kind, body()))
 
     async def _log(self, kind: Kind, body: Callable[[], Any]) -> None:
         if self._services.journal is not None:
@@ -714,13 +721,9 @@ class Run(Engine):
         """Count what a member spent, durably."""
         self._spend(usage)
         if usage.total_tokens:
-            self._write(self._log(Kind.SPENT, lambda: dataclasses.asdict(usage)))
-
-    def _write(self, work: Coroutine[Any, Any, None]) -> None:
-        """Write something down that nothing waits for but the end of the run."""
-        task = self._loop.create_task(work)
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+            # A broken journal ends the run at its next decision.
+            with contextlib.suppress(errors.PandacoreError):
+                self._note(Kind.SPENT, partial(flat, usage))
 
     def _committed(self, subtask_id: str, sender: str) -> None:
         """A subtask that a member did is done."""
@@ -760,13 +763,13 @@ class Run(Engine):
             )
         vocabulary = self._services.directory.vocabulary(usable=True)
         plan = await plan_by_model(self.task, vocabulary, model, ask.context)
-        await self._adopted(plan, "model")
+        self._adopted(plan, "model")
         return base.Planned(plan, ask.request)
 
-    async def _adopted(self, plan: Plan, source: str) -> None:
+    def _adopted(self, plan: Plan, source: str) -> None:
         """Another plan is in force."""
         self._plan = plan
-        await self._log(Kind.PLAN, lambda: {"plan": plan.to_dict(), "source": source})
+        self._note(Kind.PLAN, lambda: {"plan": plan.to_dict(), "source": source})
         self._emit(PlanReady, plan=plan, source=source)
 
     async def _rank(self, ask: base.AskRanking) -> list[str]:
@@ -808,7 +811,7 @@ class Run(Engine):
                 self._noted({**note, "judged": True}, actions)
             case "plan" if self._has_members:
                 plan = Plan.from_dict(note["plan"])
-                self._write(self._adopted(plan, "vote" if self._votes else "model"))
+                self._adopted(plan, "vote" if self._votes else "model")
             case "commit":
                 key = (note["subtask"], note["attempt"])
                 if (found := self._completed.pop(key, None)) is not None:
@@ -935,12 +938,12 @@ class Run(Engine):
                 try:
                     output, spent = await self._assign(request, agent_id)
                     if spent.total_tokens:
-                        await self._log(Kind.SPENT, partial(dataclasses.asdict, spent))
+                        self._note(Kind.SPENT, partial(flat, spent))
                     return output
                 except SubtaskError as error:
                     spent += error.usage
                     if error.usage.total_tokens:
-                        await self._log(Kind.SPENT, partial(dataclasses.asdict, error.usage))
+                        self._note(Kind.SPENT, partial(flat, error.usage))
                     if error.executed or not isinstance(error.error, errors.Overloaded):
                         raise
                 # A full queue is no failure of the subtask: wait, and look for the least loaded again.
@@ -1101,8 +1104,6 @@ class Run(Engine):
         if self._crew is not None:
             await self._dismiss(self._crew)
         await self._hang_up()
-        if self._writes:
-            await asyncio.gather(*self._writes, return_exceptions=True)
         if assigned:
             await self._confirm_stops(assigned)
         with contextlib.suppress(Exception):

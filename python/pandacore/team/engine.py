@@ -81,7 +81,7 @@ class Engine(ABC):
         self._by_messages = False  # executions of others are ordered by messages, not by calls
         self._inbox: deque[base.Event] = deque()
         self._wake: asyncio.Future[None] | None = None
-        self._stored: list[asyncio.Future[None]] = []  # checkpoints that are on their way to the disk
+        self._stored: list[asyncio.Future[None]] = []  # records that are on their way to the disk
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -203,10 +203,8 @@ class Engine(ABC):
                     break
             if last is not None:
                 self._put(last)
-            if effects and self._stored:
-                stored, self._stored = self._stored, []
-                for written in stored:
-                    await written
+            if effects:
+                await self._durable()
             for actions in asked:
                 finish = self._carry_out(actions) or finish
         return finish
@@ -226,9 +224,17 @@ class Engine(ABC):
         return checkpoint
 
     def _put(self, checkpoint: base.Checkpoint) -> None:
-        written = self._store(checkpoint)
+        self._await_later(self._store(checkpoint))
+
+    def _await_later(self, written: asyncio.Future[None] | None) -> None:
         if written is not None:
             self._stored.append(written)
+
+    async def _durable(self) -> None:
+        """Wait until all that was stored is on the disk."""
+        stored, self._stored = self._stored, []
+        for written in stored:
+            await written
 
     # -- actions -------------------------------------------------------------------------------------
 

@@ -438,6 +438,16 @@ impl Swim {
             .find(accept)
     }
 
+    /// Fills the hosts that are told in a round with random live ones.
+    fn pick_others(&self, rng: &mut Rng, told: &mut Vec<HostId>) {
+        while told.len() < self.config.fanout.min(self.order.len()) {
+            let Some(host) = self.pick(rng, |host| !told.contains(host)) else {
+                break;
+            };
+            told.push(host);
+        }
+    }
+
     fn suspicion_min(&self) -> Duration {
         let (low, high) = self.config.suspicion;
         let grown =
@@ -538,12 +548,7 @@ impl Swim {
                 told.push(host);
             }
         }
-        while told.len() < self.config.fanout.min(self.order.len()) {
-            let Some(host) = self.pick(ctx.rng, |host| !told.contains(host)) else {
-                break;
-            };
-            told.push(host);
-        }
+        self.pick_others(ctx.rng, &mut told);
         for host in told {
             self.datagram(ctx, host, Probe::Gossip, &[]);
         }
@@ -1105,6 +1110,13 @@ impl Swim {
         ctx.out.push(Output::Persist { epoch });
         self.sign_me(ctx);
         self.seen.push(Seen::Up(self.me.host, epoch));
+        // At once: a start that ends within a gossip round must not be forgotten, or the next would take its epoch.
+        let mut told = Vec::with_capacity(self.config.fanout);
+        self.pick_others(ctx.rng, &mut told);
+        let me = [Update::Host(self.me.clone())];
+        for host in told {
+            self.datagram(ctx, host, Probe::Gossip, &me);
+        }
     }
 
     fn sign_me(&mut self, ctx: &mut Ctx<'_>) {

@@ -681,7 +681,11 @@ impl PyRegistry {
         let (samples, members) = off_gil(py, || {
             let mut scratch = Scratch::default();
             let mut team = Team::default();
-            let calls = if specs.is_empty() { 0 } else { calls.unwrap_or(specs.len()) };
+            let calls = if specs.is_empty() {
+                0
+            } else {
+                calls.unwrap_or(specs.len())
+            };
             let chunk = chunk.max(1);
             let mut samples = Vec::with_capacity(calls.div_ceil(chunk));
             let mut seed = seed;
