@@ -450,7 +450,8 @@ class SemanticIndex:
         executor : {"scan", "batch", "graph", "two_hop"}, optional
             Overrides the planner.
         rerank_depth : int
-            Candidates that are ordered exactly; 0 for max(32, 2 k).
+            Candidates that are ordered exactly; 0 for max(32, 2 k) of a scan and max(16, 1.5 k) of a
+            walk through the graph.
 
         Raises
         ------

@@ -137,7 +137,7 @@ async def test_three_agents_on_three_hosts_answer(hosts: Hosts, pattern: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["chain", "mesh", "failover"])
+@pytest.mark.parametrize("pattern", ["star", "chain", "mesh", "failover"])
 async def test_a_cancelled_run_stops_its_members_within_a_second(hosts: Hosts, pattern: str) -> None:
     async with hosts.collective() as c:
         run = c.start(pc.Task("the task", plan=STEPS, metadata={"seconds": "60"}), pattern=pattern)
