@@ -568,7 +568,7 @@ class SemanticIndex:
             )
         truth = self.search_batch(rows, k, recall=1.0).ids
         measured: dict[int, float] = {}
-        for ef in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768):
+        for ef in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048):
             if ef < k:
                 continue
             found = self.search_batch(rows, k, ef=ef, executor="graph").ids

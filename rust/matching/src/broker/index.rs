@@ -862,6 +862,8 @@ impl SemanticIndex {
                     depth,
                     &scratch.allowed,
                     version,
+                    // Whoever asked for a scan, or for a recall of 1, gets every code looked at.
+                    params.executor.is_none() && params.recall < 1.0,
                     &mut walk.pool,
                 );
                 if !filtered {
@@ -894,7 +896,7 @@ impl SemanticIndex {
             if !filtered {
                 self.store.allowed(0, 0, None, &mut all);
             }
-            walk.scored += scan(&self.store, &query, depth, &all, version, &mut walk.pool);
+            walk.scored += scan(&self.store, &query, depth, &all, version, false, &mut walk.pool);
             if !filtered {
                 all.clear();
             }

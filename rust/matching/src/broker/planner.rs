@@ -45,6 +45,8 @@ impl Default for Costs {
 
 /// Codes that an expansion of a graph search looks at, sketches counted as the share of a code that they cost.
 const PER_EXPANSION: f64 = 11.0;
+/// What a sketch costs in a scan, as a share of a code.
+const SIEVED: f64 = 0.6;
 /// Expansions before the pool is good: the way down and in.
 const WARM_UP: f64 = 30.0;
 
@@ -129,7 +131,7 @@ impl Costs {
 
     pub(super) fn choose(&self, s: Situation) -> Executor {
         let allowed = s.allowed as f64;
-        let scan = allowed * self.scan;
+        let scan = allowed * self.scan * if s.recall < 1.0 { SIEVED } else { 1.0 };
         // A batch reads every code once, and has room for whole lanes of queries.
         let lanes = s.queries.next_multiple_of(LANE) as f64;
         let batch = allowed * (self.scan + lanes * self.batch) / s.queries as f64;

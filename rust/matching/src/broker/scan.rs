@@ -1,4 +1,4 @@
-//! The exact executors: every allowed code is looked at.
+//! The executors that look at every allowed slot.
 use super::graph::{key_of, offer, pack, slot_of};
 use super::kernels::{Block, Panel, Query, ROWS};
 use super::store::Store;
@@ -7,41 +7,50 @@ use super::store::Store;
 const STEP: usize = 64;
 
 /// Fills `pool` with the up to `limit` slots nearest to the query that are allowed and that `version` shows; returns
-/// how many were looked at.
+/// how many codes were looked at: all, or, if `sieved`, those whose sketches, of a sixth of the size, leave a chance.
 pub(super) fn scan(
     store: &Store,
     query: &Query,
     limit: usize,
     allowed: &[u64],
     version: u64,
+    sieved: bool,
     pool: &mut Vec<u64>,
 ) -> usize {
     pool.clear();
     let mut ids = [0u32; 2 * STEP];
     let mut keys = [0i32; 2 * STEP];
-    let (mut count, mut scored) = (0, 0);
-    let mut flush = |ids: &[u32], pool: &mut Vec<u64>| {
-        let keys = &mut keys[..ids.len()];
-        store.score(query, ids, keys);
-        for (&key, &id) in keys.iter().zip(ids) {
+    let mut scored = 0;
+    let mut flush = |ids: &mut [u32], pool: &mut Vec<u64>| {
+        let mut count = ids.len();
+        if sieved && pool.len() >= limit {
+            count = store.sieve(query, ids, key_of(pool[limit - 1]));
+        }
+        scored += count;
+        let keys = &mut keys[..count];
+        store.score(query, &ids[..count], keys);
+        for (&key, &id) in keys.iter().zip(&*ids) {
             take(store, pool, limit, pack(key, id), version);
         }
     };
+    let mut count = 0;
     for (group, &word) in allowed.iter().enumerate() {
         let mut rest = word;
         while rest != 0 {
             ids[count] = group as u32 * 64 + rest.trailing_zeros();
+            if sieved {
+                store.prefetch_sketch(ids[count]);
+            }
             rest &= rest - 1;
             count += 1;
         }
         if count >= STEP {
-            flush(&ids[..count], pool);
-            scored += count;
+            flush(&mut ids[..count], pool);
             count = 0;
         }
     }
-    flush(&ids[..count], pool);
-    scored + count
+    flush(&mut ids[..count], pool);
+    scored
 }
 
 /// Offers a candidate, if it is good enough to look whether the version shows it.
