@@ -46,6 +46,8 @@ _SUBTASKS: Final = 4
 _OFFERED: Final = 700.0
 """Subtasks a second of a second open loop, so that latencies can be compared where the throughputs differ."""
 _DURABILITIES: Final[tuple[Literal["sync", "async"], ...]] = ("sync", "async")
+_TURNS: Final = 4
+"""How often the loops with and without a journal take turns."""
 _MODULE: Final = "pandacore.bench.workers"
 
 
@@ -72,10 +74,7 @@ async def _measure(bench: Bench, agents: int, seconds: float, width: int) -> Non
                     for stat, q in (("p50", 0.5), ("p99", 0.99)):
                         value = float(np.quantile(values, q)) * 1e3
                         bench.emit(f"{name}_{stat}", value, "ms", offered=round(offered), **told)
-            for durability in _DURABILITIES:
-                logged = await _logged(hosts, asks, durability, seconds, width)
-                bench.emit("subtasks_per_second", logged, "/s", journal=durability, **told)
-                bench.emit("journal_cost", 100 * (1 - logged / rate), "%", journal=durability, **told)
+            await _journals(bench, collective, hosts, asks, seconds=seconds, width=width, told=told)
             without = await _closed(collective, plain, seconds, width)
         await _peer(bench, without, seconds, width, shown)
     async with _joined(each) as collective:
@@ -110,18 +109,39 @@ async def _slow(bench: Bench, each: int, shown: dict[str, Any]) -> None:
                 bench.emit("answer_after_kill", (took - again) * 1e3, "ms", outcome=outcome, **told)
 
 
-async def _logged(
-    hosts: Hosts, task: Task, durability: Literal["sync", "async"], seconds: float, width: int
-) -> float:
-    """The closed loop of a caller with a journal, on the same hosts."""
-    with (
-        tempfile.TemporaryDirectory(prefix="pandacore-bench-") as folder,
-        Journal(Path(folder) / "runs.db", durability=durability) as journal,
-    ):
-        async with Collective.local(seed=1, journal=journal) as collective:
+async def _journals(
+    bench: Bench,
+    collective: Collective,
+    hosts: Hosts,
+    task: Task,
+    *,
+    seconds: float,
+    width: int,
+    told: dict[str, Any],
+) -> None:
+    """The closed loop without a journal and with each kind of one, on the same hosts.
+
+    The loops take turns, as the speed of a shared machine drifts by more than a journal costs.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        callers = {"none": collective}
+        for durability in _DURABILITIES:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pandacore-bench-"))
+            journal = stack.enter_context(Journal(Path(folder) / "runs.db", durability=durability))
+            caller = await stack.enter_async_context(Collective.local(seed=bench.seed, journal=journal))
             for address in hosts.addresses:
-                await collective.attach(address)
-            return await _closed(collective, task, seconds, width)
+                await caller.attach(address)
+            callers[durability] = caller
+        rates: dict[str, list[float]] = {name: [] for name in callers}
+        for _ in range(1 if bench.quick else _TURNS):
+            for name, caller in callers.items():
+                rates[name].append(await _closed(caller, task, seconds, width))
+    middle = {name: float(np.median(values)) for name, values in rates.items()}
+    for name, rate in middle.items():
+        bench.emit("subtasks_per_second", rate, "/s", journal=name, **told)
+    for durability in _DURABILITIES:
+        cost = 100 * (1 - middle[durability] / middle["none"])
+        bench.emit("journal_cost", cost, "%", journal=durability, **told)
 
 
 async def _killed(collective: Collective, hosts: Hosts, *, idempotent: bool) -> tuple[float, Result]:
