@@ -150,4 +150,4 @@ def test_a_postcondition_answers_or_counts_as_not_kept(
     assert broken_term(1, contract) == reason
     assert "integer" in broken_term("a", contract)  # the schema comes first
     with pytest.raises(errors.ConfigError, match="'p' is"):
-        pc.postcondition("p")(len)
+        pc.postcondition("p")(bool)
