@@ -247,13 +247,22 @@ struct Asked<'a> {
     version: u64,
 }
 
+/// Slots on their way from removed to free.
+#[derive(Debug)]
+struct Limbo {
+    grace: Grace,
+    slots: Vec<u32>,
+    /// New readers do not find them any more.
+    hidden: bool,
+}
+
 /// What only the writer touches.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     /// Slots without a vector, the smallest last.
     pub(super) free: Vec<u32>,
     /// Slots that are out of the graph but may still be looked at.
-    limbo: Vec<(Grace, Vec<u32>)>,
+    limbo: Vec<Limbo>,
     /// Slots whose vectors were removed but are still in the graph.
     dead: Vec<u32>,
     work: Vec<Work>,
@@ -607,17 +616,24 @@ impl SemanticIndex {
     fn reclaim(&self, writer: &mut Writer) {
         let mut waiting = Vec::new();
         let mut freed = false;
-        for (mut grace, slots) in std::mem::take(&mut writer.limbo) {
-            if self.epochs.over(&mut grace) {
-                for &slot in &slots {
-                    // Only now: until its last reader left, it was in the bitmap of that reader's version.
+        for mut limbo in std::mem::take(&mut writer.limbo) {
+            if !limbo.hidden && self.epochs.over(&mut limbo.grace) {
+                // Only now: until the last reader of a version that shows them left, they had to be in its bitmap.
+                for &slot in &limbo.slots {
                     self.store.set_present(slot, false);
+                }
+                // And again: a reader that has come since may have them in its bitmap, and look at their codes.
+                limbo.grace = self.epochs.begin();
+                limbo.hidden = true;
+            }
+            if limbo.hidden && self.epochs.over(&mut limbo.grace) {
+                for &slot in &limbo.slots {
                     self.graph.clear(slot);
                 }
-                writer.free.extend(slots);
+                writer.free.extend(limbo.slots);
                 freed = true;
             } else {
-                waiting.push((grace, slots));
+                waiting.push(limbo);
             }
         }
         writer.limbo = waiting;
@@ -644,7 +660,11 @@ impl SemanticIndex {
             }
             self.graph
                 .consolidate(&self.store, self.store.slots(), &mut writer.work[0]);
-            writer.limbo.push((self.epochs.begin(), dead));
+            writer.limbo.push(Limbo {
+                grace: self.epochs.begin(),
+                slots: dead,
+                hidden: false,
+            });
             self.buried.store(0, Ordering::Relaxed);
         }
         self.reclaim(writer);

@@ -513,13 +513,14 @@ impl Store {
     #[inline(always)]
     pub(super) fn visible(&self, slot: u32, version: u64) -> bool {
         let stamps = self.stamps.cell(slot as usize);
-        stamps[BORN].load(Ordering::Acquire) <= version && version < stamps[DEAD].load(Ordering::Acquire)
+        // The other way round than they are written: who sees that the slot is used again also sees since when.
+        version < stamps[DEAD].load(Ordering::Acquire) && stamps[BORN].load(Ordering::Acquire) <= version
     }
 
     pub(super) fn set_born(&self, slot: u32, version: u64) {
         let stamps = self.stamps.cell(slot as usize);
-        stamps[DEAD].store(NEVER, Ordering::Release);
         stamps[BORN].store(version, Ordering::Release);
+        stamps[DEAD].store(NEVER, Ordering::Release);
     }
 
     pub(super) fn set_dead(&self, slot: u32, version: u64) {
