@@ -48,8 +48,8 @@ def capability_name(name: str) -> str:
     Raises
     ------
     InvalidName
-        As for :func:`display_name`, or it has an empty part between dots, a space at the edge of a part, a
-        ``#`` (which marks tags), or more than :data:`MAX_CAPABILITY` bytes.
+        As for :func:`display_name`, or it has an empty part between dots, a space at the edge of a part,
+        other white space than spaces, a ``#`` (which marks tags), or more than :data:`MAX_CAPABILITY` bytes.
     """
     text = _checked(name, "capability", MAX_CAPABILITY, forbidden="#/\\<>")
     shown = ascii(text[:40])
@@ -57,6 +57,10 @@ def capability_name(name: str) -> str:
         raise InvalidName(
             f"capability {shown} has {len(text.encode())} bytes, at most {MAX_CAPABILITY} are allowed",
             hint="shorten it",
+        )
+    if any(char.isspace() and char != " " for char in text):
+        raise InvalidName(
+            f"capability {shown} contains white space other than spaces", hint="write plain spaces"
         )
     if any(not part or part != part.strip() for part in text.split(".")):
         raise InvalidName(

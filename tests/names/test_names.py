@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pandacore.errors import InvalidName, UnknownCapability
@@ -58,6 +58,7 @@ def test_a_capability_follows_the_same_rule() -> None:
 
 
 @given(st.text(max_size=12))
+@example("0\N{NO-BREAK SPACE}0")
 def test_what_passes_the_rule_is_taken_by_the_registry(name: str) -> None:
     try:
         checked = capability_name(name)
