@@ -38,7 +38,7 @@ from pandacore.errors import ConfigError
 PEERS = ("hnswlib", "usearch", "faiss")
 OPTIONS = (
     Option("vectors", str, "", "a .npy file of float32 rows to use instead of the generator"),
-    Option("rerank", str, "int16", "int16, bf16 (as large, less exact), f32 or none"),
+    Option("rerank", str, "int16", "int16, bf16 (larger, less exact), f32 or none"),
     Option("keep", str, "", "a directory where the peers' built indexes are kept from run to run"),
     Option("parts", str, "sizes,churn", "sizes (all but the next), churn, beside (a minute of writes)"),
 )

@@ -248,9 +248,9 @@ impl IdCell {
 
 /// The part of a pool that every assembly reads: its entries, of which `[0, live)` may be chosen.
 ///
-/// Four to a cache line, so that the heads of ten thousand capabilities stay in the second-level cache while the
-/// blocks of a million agents pass through it: a head that is missing there doubles the wait, as its block can only
-/// be asked for when it has come.
+/// Four to a cache line: a block can only be asked for when its head has come, and the heads of ten thousand
+/// capabilities have room in the second-level cache. (Against heads of a line each no gain could be shown on a machine
+/// whose speed changes by a third between minutes.)
 #[derive(Debug, Default)]
 #[repr(C, align(16))]
 pub(crate) struct PoolHead {

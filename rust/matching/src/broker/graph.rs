@@ -29,8 +29,8 @@ const HUBS: usize = 64;
 /// Candidates that are expanded together once the pool is full. All of a pool are expanded sooner or later, so this
 /// costs little, and the waits for their neighbours overlap (DiskANN's beam).
 const BEAM: usize = 3;
-/// Candidates for new links that a repair looks at, at least. Fewer leave no choice: with 16 five turnovers cost 0.012 of
-/// recall, with 48 0.005 and with 96 0.002, for 5 to 10 % of the time that a replacement takes.
+/// Candidates for new links that a repair looks at, at least. Fewer leave no choice: after three turnovers of 20,000 vectors
+/// recall was below a fresh graph's by up to 0.0125 with 16, 0.0057 with 48 and 0.0047 with 96.
 const REPAIR_AMONG: usize = 96;
 /// Widest row there can be, with room for the second hop of a filtered search.
 pub(super) const MAX_M: usize = 64;
