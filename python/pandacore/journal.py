@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Journal", "Kind", "Record", "RunInfo"]
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Raised with every change of the tables or of what a record says; other versions are refused."""
 MAX_PENDING: Final = 10_000
 """Records that wait for a commit; more block the writers."""

@@ -104,12 +104,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """An agent accepted an execution, or confirms that it is still at it. Needed only where the driver chose
-    the agent, and where the machine retransmits."""
+    """An agent is asked for an execution that the driver was to place, or confirms that it is still at it. Where
+    checkpoints are kept, this one is stored before the agent hears of it. ``memory``: by what
+    :attr:`Execute.memory` the agent's host will know whether it did."""
 
     subtask_id: str
     attempt: int
     agent: str
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,7 @@ class Execute:
     epoch lower than the highest it has seen. ``inputs`` may hold ``_revise`` (why the last output was sent
     back), ``_debate`` (what the others answered) or ``_answers`` (to what the agent asked). ``again``: it was
     sent before and is not idempotent; an agent that does not know it must answer ``UnknownOutcome`` rather
-    than do it. ``work`` holds the ``capability`` and ``instruction`` where the machine knows the plan in
+    than do it, unless its host still has the ``memory`` of then, so that it cannot have come. ``work`` holds the ``capability`` and ``instruction`` where the machine knows the plan in
     force better than its driver.
     """
 
@@ -276,6 +278,7 @@ class Execute:
     epoch: int = 1
     contract: Contract | None = None
     again: bool = False
+    memory: str = ""
     work: Mapping[str, Any] | None = field(default=None, compare=False)
 
 

@@ -182,8 +182,8 @@ class _Star(StarNode):
 
     def _lead(self, event: Event) -> None:
         match event:
-            case Assigned(subtask_id, attempt, agent):
-                self._assigned(flight_key(subtask_id, attempt), agent)
+            case Assigned(subtask_id, attempt, agent, memory):
+                self._assigned(flight_key(subtask_id, attempt), agent, memory)
             case PeerDown(peer):
                 self._refill()
                 self._lose(peer)
@@ -572,7 +572,9 @@ class _Star(StarNode):
             tuple(flight["c"]),
             self.epoch,
             self._contract(digest),
-            again and not self._hub["idempotent"],
+            # Whom an agent was asked is written down first: without one, nobody was.
+            again and flight["a"] is not None and not self._hub["idempotent"],
+            flight.get("m", ""),
             None
             if self.limits.retransmit_s is None
             else {"capability": subtask.capability, "instruction": subtask.instruction},
@@ -607,12 +609,16 @@ class _Star(StarNode):
             self._retrying = True
             self.do(SetTimer("retry", self.limits.retransmit_s))
 
-    def _assigned(self, key: str, agent: str) -> None:
+    def _assigned(self, key: str, agent: str, memory: str) -> None:
         self._ticks[key] = 0
         flight = self._hub["flights"].get(key)
-        if flight is not None and flight["a"] is None:
-            self.put("hub", "flights", key, value={**flight, "a": agent})
-            self._load[agent] = self._load.get(agent, 0) + 1
+        if flight is None or flight["a"] == agent:
+            return
+        if flight["a"] is not None:  # it had no room
+            self._load[flight["a"]] = self._load.get(flight["a"], 1) - 1
+        more = {"m": memory} if memory else {}
+        self.put("hub", "flights", key, value={**flight, "a": agent, **more})
+        self._load[agent] = self._load.get(agent, 0) + 1
 
     def _close(self, key: str, *, stop: bool = False, late: bool = False) -> None:
         flight = self._hub["flights"][key]

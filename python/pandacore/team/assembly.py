@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pandacore.registry import PreparedSpec, Team
     from pandacore.rpc.v1 import agent_pb2
+    from pandacore.team.client import AgentClient
     from pandacore.team.directory import Directory
     from pandacore.team.entry import Entry
 
@@ -197,7 +198,7 @@ class Assembler:
         self, choice: list[tuple[bytes, str, int]], run_id: str
     ) -> tuple[dict[bytes, Refusal], dict[bytes, Load]]:
         """Invite all; answers why some did not accept, and the others' loads. Cancelled, no place is left."""
-        asked: list[tuple[bytes, asyncio.Future[agent_pb2.InviteReply]]] = []
+        asked: list[tuple[bytes, AgentClient, asyncio.Future[agent_pb2.InviteReply]]] = []
         refused: dict[bytes, Refusal] = {}
         loads: dict[bytes, Load] = {}
         for agent_id, capability, _ in choice:
@@ -209,11 +210,11 @@ class Assembler:
             reply = client.invitation(
                 agent_id, run_id, capability, ttl_s=RESERVATION_S, timeout_s=INVITE_TIMEOUT_S
             )
-            asked.append((agent_id, reply))
+            asked.append((agent_id, client, reply))
         try:
-            for agent_id, reply in asked:
+            for agent_id, client, reply in asked:
                 try:
-                    accepted, reason, load = invited(await reply)
+                    accepted, reason, load = invited(await reply, client)
                 except errors.PandacoreError as error:
                     lost = isinstance(error, errors.ConnectionLost | errors.UnknownAgent)
                     refused[agent_id] = Refusal(str(error), lost)
@@ -224,11 +225,11 @@ class Assembler:
                 elif agent_id not in loads:
                     loads[agent_id] = load
         except asyncio.CancelledError:
-            for _, reply in asked:
+            for _, _, reply in asked:
                 reply.cancel()
             with contextlib.suppress(TimeoutError):  # what is not answered in time expires at the agent
                 async with asyncio.timeout(LEAVE_S):
-                    await self._release({agent_id for agent_id, _ in asked}, run_id)
+                    await self._release({agent_id for agent_id, _, _ in asked}, run_id)
             raise
         return refused, loads
 

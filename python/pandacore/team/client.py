@@ -144,6 +144,8 @@ class AgentClient:
         metadata: Callable[[], Metadata] | None = None,
     ) -> None:
         self.address = address
+        self.memory = b""
+        """What the host last called its memory of attempts (``AssignRequest.memory``)."""
         self._metadata = metadata or tuple
         self._channel = open_channel(address) if peer is None else open_sealed_channel(address, peer)
         self._stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
@@ -179,7 +181,8 @@ class AgentClient:
         self, agent_id: bytes, run_id: str, capability: str, *, ttl_s: float, timeout_s: float
     ) -> tuple[bool, str, Load]:
         """Ask for a place in an agent's queue; answers (accepted, why not, load after)."""
-        return invited(await self.invitation(agent_id, run_id, capability, ttl_s=ttl_s, timeout_s=timeout_s))
+        reply = self.invitation(agent_id, run_id, capability, ttl_s=ttl_s, timeout_s=timeout_s)
+        return invited(await reply, self)
 
     def invitation(
         self, agent_id: bytes, run_id: str, capability: str, *, ttl_s: float, timeout_s: float
@@ -437,8 +440,9 @@ def _broken(began: bool, where: str, why: str) -> errors.PandacoreError:
     return errors.ConnectionLost(f"the connection broke before the agent took it: {why}", where=where)
 
 
-def invited(reply: agent_pb2.InviteReply) -> tuple[bool, str, Load]:
-    """What an agent answered to an invitation: (accepted, why not, load after)."""
+def invited(reply: agent_pb2.InviteReply, client: AgentClient) -> tuple[bool, str, Load]:
+    """What an agent answered to an invitation through ``client``: (accepted, why not, load after)."""
+    client.memory = reply.memory
     return reply.accepted, reply.reason, _load(reply.load)
 
 

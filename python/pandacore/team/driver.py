@@ -144,6 +144,7 @@ class Run(Engine):
         known = MACHINES.get(pattern, (None, None))
         self._votes = bool(getattr(machine, "votes_on_plans", False))
         self._by_messages = pattern == FAILOVER
+        self._binds = services.journal is not None and not self._by_messages
         self._has_members = known[0] is machine and known[1] is not None and pattern != "star"
         self._documents: list[model_pb2.Document] = documents_to_pb(task.documents) if task.documents else []
         self._metadata_json = _ENCODE(dict(task.metadata)) if task.metadata else "{}"
@@ -744,6 +745,21 @@ class Run(Engine):
         body = {"state": checkpoint.state, "full": checkpoint.full}
         return journal.write(self.id, Kind.CHECKPOINT, body)
 
+    def _bind(self, execute: base.Execute) -> base.Assigned | None:
+        key = (execute.subtask_id, execute.attempt)
+        agent_id = None if key in self._attempts else self._choose(execute)
+        if agent_id is None:
+            return None
+        self._assigned[key] = agent_id
+        return base.Assigned(*key, agent_id.hex(), self._memory(agent_id).hex())
+
+    def _memory(self, agent_id: bytes) -> bytes:
+        """What the agent's host called its memory when it was last invited."""
+        try:
+            return self._services.directory.client(agent_id).memory
+        except errors.UnknownAgent:
+            return b""
+
     def _begin(self, execute: base.Execute) -> None:
         self._unshared += 1
         super()._begin(execute)
@@ -906,11 +922,18 @@ class Run(Engine):
         spent = Usage()
         wait_s = _BACKOFF_S[0]
         key = (execute.subtask_id, execute.attempt)
+        bound = self._assigned.get(key)
         try:
             inputs_json = _ENCODE(dict(execute.inputs)) if execute.inputs else "{}"
             while True:
-                agent_id = self._choose(execute) or await self._recruit(execute, subtask.capability)
+                agent_id = (
+                    bound or self._choose(execute) or await self._recruit(execute, subtask.capability)
+                )
                 self._assigned[key] = agent_id
+                memory = self._memory(agent_id)
+                if self._binds and execute.agent is None and agent_id != bound:
+                    await self._take_in(base.Assigned(*key, agent_id.hex(), memory.hex()))
+                bound = None
                 if share is None:  # after a full queue it keeps what was set aside
                     share = self._purse.take(agent_id, self._unshared)
                     self._unshared -= 1
@@ -933,6 +956,7 @@ class Run(Engine):
                     prices_json=self._prices_json,
                     contract_json=json.dumps(execute.contract.to_dict()) if execute.contract else "",
                     only_if_known=execute.again,
+                    memory=bytes.fromhex(execute.memory),
                     orphan_grace_ms=int(ORPHAN_GRACE_S * 1000) if self._services.journal else 0,
                 )
                 try:
@@ -1025,8 +1049,8 @@ class Run(Engine):
             accepted = True
             self._taken[agent_id] += 1
             directory.expect(agent_id, -1)
-            key = (request.subtask_id, request.attempt)
-            self.post(base.Assigned(*key, agent_id.hex()))
+            if not self._binds:
+                self.post(base.Assigned(request.subtask_id, request.attempt, agent_id.hex()))
             self._emit(
                 SubtaskStarted,
                 subtask_id=request.subtask_id,

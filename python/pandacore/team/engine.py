@@ -26,7 +26,7 @@ from pandacore.team.client import SubtaskError
 from pandacore.team.contract import broken_term
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from pandacore.team.links import Links
 
@@ -79,6 +79,7 @@ class Engine(ABC):
         self._machine: base.Machine | None = None
         self._links: Links | None = None
         self._by_messages = False  # executions of others are ordered by messages, not by calls
+        self._binds = False  # the agent of a call is written down before it is called
         self._inbox: deque[base.Event] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._stored: list[asyncio.Future[None]] = []  # records that are on their way to the disk
@@ -194,6 +195,9 @@ class Engine(ABC):
                 if not actions:
                     continue
                 asked.append(actions)
+                if self._binds:
+                    # Whom to ask is decided before the commit, so that a restart asks the same agent.
+                    inbox.extendleft(self._placed(actions))
                 if type(actions[0]) is base.Checkpoint:
                     last = self._begin_store(actions[0], after=last)
                     effects = effects or len(actions) > 1
@@ -208,6 +212,24 @@ class Engine(ABC):
             for actions in asked:
                 finish = self._carry_out(actions) or finish
         return finish
+
+    def _placed(self, actions: list[base.Action]) -> Iterator[base.Assigned]:
+        """Whom the executions go to whose agent is the driver's choice."""
+        for action in actions:
+            if type(action) is base.Execute and action.agent is None and (found := self._bind(action)):
+                yield found
+
+    def _bind(self, execute: base.Execute) -> base.Assigned | None:
+        """Choose the agent of an execution; None if that takes time."""
+        raise NotImplementedError
+
+    async def _take_in(self, event: base.Assigned) -> None:
+        """Give the machine an event before those that wait; return once what it wrote is durable."""
+        assert self._machine is not None
+        for action in self._machine.handle(event):
+            assert isinstance(action, base.Checkpoint)
+            self._put(action)
+        await self._durable()
 
     def _begin_store(
         self, checkpoint: base.Checkpoint, *, after: base.Checkpoint | None
@@ -348,7 +370,7 @@ class Engine(ABC):
             )
             self._attempt_failed((execute.subtask_id, execute.attempt), missing, executed=False)
             return
-        self.post(base.Assigned(execute.subtask_id, execute.attempt, peer))
+        await self._take_in(base.Assigned(execute.subtask_id, execute.attempt, peer))
         self._order(replace(execute, agent=peer))
 
     async def _ask_plan(self, ask: base.AskPlan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import inspect
+import itertools
 import json
 import logging
 import secrets
@@ -248,7 +249,7 @@ class _Worker:
         ttl_s = min(max(request.ttl_ms, 1), 600_000) / 1000
         self._expiries[request.run_id] = self.host.expires_in(self, ttl_s)
         self.changed()
-        return agent_pb2.InviteReply(accepted=True, load=self.probe())
+        return agent_pb2.InviteReply(accepted=True, load=self.probe(), memory=self.host.memory)
 
     def release(self, run_id: str) -> bool:
         self._expiries.pop(run_id, None)
@@ -268,7 +269,7 @@ class _Worker:
     def submit(self, request: agent_pb2.AssignRequest, deadline: float | None) -> tuple[Job, int]:
         """Put an attempt into the queue; :meth:`pump` starts it."""
         job = Job(request, deadline)
-        if job.key in self.jobs and "attempt_again" not in PLANTED:
+        if (job.key in self.jobs or self.host.ended(job.key)) and "attempt_again" not in PLANTED:
             raise errors.DuplicateId(
                 f"attempt {request.attempt} of {request.subtask_id!r} is already here",
                 hint="raise the attempt number to run it again",
@@ -287,12 +288,14 @@ class _Worker:
         Raises
         ------
         UnknownOutcome
-            The caller wants no second execution, and nothing is known of a first one.
+            The caller wants no second execution, and there may have been a first one.
         """
-        job = self.jobs.get((request.agent_id, request.run_id, request.subtask_id, request.attempt))
+        key = (request.agent_id, request.run_id, request.subtask_id, request.attempt)
+        job = self.jobs.get(key)
         if job is not None and job.request.orphan_grace_ms:
             return job
-        if request.only_if_known:
+        never_came = job is None and not self.host.ended(key) and request.memory == self.host.memory
+        if request.only_if_known and not never_came:
             raise errors.UnknownOutcome(
                 f"nothing is known here of attempt {request.attempt} of {request.subtask_id!r}",
                 hint="mark the task idempotent=True to have such subtasks run again",
@@ -450,6 +453,7 @@ class Host:
         self.load_changed = load_changed
         self._workers: dict[bytes, _Worker] = {}
         self._ended: OrderedDict[_AttemptKey, agent_pb2.AttemptState] = OrderedDict()
+        self.memory = secrets.token_bytes(8)  # another one whenever ended attempts are forgotten
         self._kept: OrderedDict[_AttemptKey, agent_pb2.AssignEvent] = OrderedDict()
         self._kept_bytes = 0
         self._errands: set[asyncio.Task[None]] = set()
@@ -631,14 +635,20 @@ class Host:
     def remember(self, job: Job) -> None:
         """Keep how an attempt ended, for late questions; and its result, for a caller that comes back."""
         self._ended[job.key] = job.state
-        while len(self._ended) > MAX_REMEMBERED:
-            self._ended.popitem(last=False)
+        if len(self._ended) > MAX_REMEMBERED:
+            for key in list(itertools.islice(self._ended, MAX_REMEMBERED // 2)):
+                del self._ended[key]
+            self.memory = secrets.token_bytes(8)
         if job.request.orphan_grace_ms and job.last is not None:
             self._kept[job.key] = job.last
             self._kept_bytes += job.last.ByteSize()
             while self._kept_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_REMEMBERED:
                 _, dropped = self._kept.popitem(last=False)
                 self._kept_bytes -= dropped.ByteSize()
+
+    def ended(self, key: _AttemptKey) -> bool:
+        """Whether an attempt was here and ended; false as well if it is forgotten."""
+        return key in self._ended
 
     def kept(self, key: _AttemptKey) -> agent_pb2.AssignEvent | None:
         """The last event of an ended attempt, if it is still kept."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -595,8 +595,8 @@ class SimNetwork:
                 return
             self._count += 1
             agent = ready[int(_draw(self.seed, 7, self._count) * len(ready))]
-            self._later(node, Assigned(*key, agent), (0.0, 0.0))
-            execute = Execute(*key, execute.inputs, agent, (), execute.epoch, execute.contract, execute.again)
+            self._feed(node, Assigned(*key, agent))
+            execute = replace(execute, agent=agent, candidates=())
         if agent != node.name and not self._calls:
             self._forward(node, execute)
             return

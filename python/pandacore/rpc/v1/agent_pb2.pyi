@@ -148,14 +148,16 @@ class InviteRequest(_message.Message):
     def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., capability: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class InviteReply(_message.Message):
-    __slots__ = ("accepted", "reason", "load")
+    __slots__ = ("accepted", "reason", "load", "memory")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     load: ProbeReply
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., load: _Optional[_Union[ProbeReply, _Mapping]] = ...) -> None: ...
+    memory: bytes
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., load: _Optional[_Union[ProbeReply, _Mapping]] = ..., memory: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("agent_id", "run_id")
@@ -172,7 +174,7 @@ class ReleaseReply(_message.Message):
     def __init__(self, found: _Optional[bool] = ...) -> None: ...
 
 class AssignRequest(_message.Message):
-    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt", "capability", "instruction", "root_text", "inputs_json", "documents", "priority", "token_budget", "idempotency_key", "metadata_json", "unlimited_tokens", "contract_json", "only_if_known", "orphan_grace_ms", "cost_budget", "prices_json")
+    __slots__ = ("agent_id", "run_id", "subtask_id", "attempt", "capability", "instruction", "root_text", "inputs_json", "documents", "priority", "token_budget", "idempotency_key", "metadata_json", "unlimited_tokens", "contract_json", "only_if_known", "orphan_grace_ms", "cost_budget", "prices_json", "memory")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SUBTASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +194,7 @@ class AssignRequest(_message.Message):
     ORPHAN_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     COST_BUDGET_FIELD_NUMBER: _ClassVar[int]
     PRICES_JSON_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     agent_id: bytes
     run_id: str
     subtask_id: str
@@ -211,7 +214,8 @@ class AssignRequest(_message.Message):
     orphan_grace_ms: int
     cost_budget: float
     prices_json: str
-    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., root_text: _Optional[str] = ..., inputs_json: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., priority: _Optional[int] = ..., token_budget: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., metadata_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., contract_json: _Optional[str] = ..., only_if_known: _Optional[bool] = ..., orphan_grace_ms: _Optional[int] = ..., cost_budget: _Optional[float] = ..., prices_json: _Optional[str] = ...) -> None: ...
+    memory: bytes
+    def __init__(self, agent_id: _Optional[bytes] = ..., run_id: _Optional[str] = ..., subtask_id: _Optional[str] = ..., attempt: _Optional[int] = ..., capability: _Optional[str] = ..., instruction: _Optional[str] = ..., root_text: _Optional[str] = ..., inputs_json: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[_model_pb2.Document, _Mapping]]] = ..., priority: _Optional[int] = ..., token_budget: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., metadata_json: _Optional[str] = ..., unlimited_tokens: _Optional[bool] = ..., contract_json: _Optional[str] = ..., only_if_known: _Optional[bool] = ..., orphan_grace_ms: _Optional[int] = ..., cost_budget: _Optional[float] = ..., prices_json: _Optional[str] = ..., memory: _Optional[bytes] = ...) -> None: ...
 
 class AssignEvent(_message.Message):
     __slots__ = ("accepted", "started", "progress", "completed", "failed")

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use super::epoch::{Epochs, Grace, Guard};
 use super::error::BrokerError;
-use super::graph::{Graph, MAX_M, Through, Walk, Work, key_of, slot_of};
+use super::graph::{Graph, Lane, MAX_M, TOGETHER, Through, Walk, Work, key_of, slot_of};
 use super::ids::Ids;
 use super::kernels::{self, LANE, Query};
 use super::planner::{Costs, Executor, Situation};
@@ -234,6 +234,7 @@ pub struct SearchScratch {
     walk: Walk,
     query: Query,
     batch: Batch,
+    lanes: Vec<Lane>,
     allowed: Vec<u64>,
     ids: Vec<u32>,
     scores: Vec<f32>,
@@ -773,6 +774,8 @@ impl SemanticIndex {
             let rows = &queries[at * piece * dim..((at + 1) * piece).min(total) * dim];
             let answers = if executor == Executor::Batch {
                 self.answer_batch(params, version, rows, &allowed, scratch)
+            } else if executor == Executor::Graph && count.is_none() {
+                self.answer_together(params, version, rows, scratch)
             } else {
                 scratch.allowed.clear();
                 scratch.allowed.extend_from_slice(&allowed);
@@ -866,7 +869,6 @@ impl SemanticIndex {
         version: u64,
         scratch: &mut SearchScratch,
     ) -> Found {
-        let depth = self.depth(params, executor);
         let query = std::mem::take(&mut scratch.query);
         let walk = &mut scratch.walk;
         walk.scored = 0;
@@ -879,7 +881,7 @@ impl SemanticIndex {
                 walk.scored = scan(
                     &self.store,
                     &query,
-                    depth,
+                    self.depth(params, executor),
                     &scratch.allowed,
                     version,
                     // Whoever asked for a scan, or for a recall of 1, gets every code looked at.
@@ -905,6 +907,61 @@ impl SemanticIndex {
                     .search_among(&self.store, &query, ef, &scratch.allowed, through, walk);
             }
         }
+        let asked = Asked {
+            params,
+            executor,
+            version,
+        };
+        let found = self.conclude(&asked, &query, scratch);
+        scratch.query = query;
+        found
+    }
+
+    /// The same for some queries whose walks through all of the graph take turns.
+    fn answer_together(
+        &self,
+        params: &Params<'_>,
+        version: u64,
+        rows: &[f32],
+        scratch: &mut SearchScratch,
+    ) -> Vec<Found> {
+        let asked = Asked {
+            params,
+            executor: Executor::Graph,
+            version,
+        };
+        let mut found = Vec::with_capacity(rows.len() / self.config.dim);
+        let mut lanes = std::mem::take(&mut scratch.lanes);
+        lanes.resize_with(TOGETHER, Lane::default);
+        for rows in rows.chunks(TOGETHER * self.config.dim) {
+            let rows = rows.chunks_exact(self.config.dim);
+            let lanes = &mut lanes[..rows.len()];
+            for (row, lane) in rows.zip(&mut *lanes) {
+                self.store.prepare(row, &mut lane.query);
+                lane.walk.scored = 0;
+            }
+            let ef = self.room(params.ef.max(params.k));
+            self.graph.search_together(&self.store, ef, lanes);
+            for lane in lanes {
+                std::mem::swap(&mut scratch.walk, &mut lane.walk);
+                found.push(self.conclude(&asked, &lane.query, scratch));
+                std::mem::swap(&mut scratch.walk, &mut lane.walk);
+            }
+        }
+        scratch.lanes = lanes;
+        found
+    }
+
+    /// From the candidates of `scratch.walk` to results.
+    fn conclude(&self, asked: &Asked<'_>, query: &Query, scratch: &mut SearchScratch) -> Found {
+        let &Asked {
+            params,
+            executor,
+            version,
+        } = asked;
+        let depth = self.depth(params, executor);
+        let filtered = !scratch.allowed.is_empty();
+        let walk = &mut scratch.walk;
         // What a write is about to show, or has just hidden, may have crowded out what this version shows.
         let shown = walk
             .pool
@@ -916,7 +973,7 @@ impl SemanticIndex {
             if !filtered {
                 self.store.allowed(0, 0, None, &mut all);
             }
-            walk.scored += scan(&self.store, &query, depth, &all, version, false, &mut walk.pool);
+            walk.scored += scan(&self.store, query, depth, &all, version, false, &mut walk.pool);
             if !filtered {
                 all.clear();
             }
@@ -924,19 +981,8 @@ impl SemanticIndex {
         }
         let scored = walk.scored;
         let pool = std::mem::take(&mut walk.pool);
-        let found = self.finish(
-            &Asked {
-                params,
-                executor,
-                version,
-            },
-            &query,
-            &pool,
-            scored,
-            scratch,
-        );
+        let found = self.finish(asked, query, &pool, scored, scratch);
         scratch.walk.pool = pool;
-        scratch.query = query;
         found
     }
 

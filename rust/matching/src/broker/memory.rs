@@ -124,6 +124,17 @@ impl<T: Word> AtomicSlab<T> {
         unsafe { std::slice::from_raw_parts(self.chunks.cell(cell).cast::<T>(), self.words) }
     }
 
+    /// Calls `each` with pieces of `other` and the cells of one word at the same places, a chunk at a time.
+    pub(super) fn zip(&self, other: &mut [u64], each: impl Fn(&mut [u64], &[T])) {
+        assert_eq!(self.words, 1, "cells of one word lie one after the other");
+        let run = 1 << self.chunks.shift;
+        for (piece, other) in other.chunks_mut(run).enumerate() {
+            let start = self.chunks.cell(piece * run).cast::<T>();
+            // SAFETY: as in `cell`, for cells of one chunk, which lie one after the other.
+            each(other, unsafe { std::slice::from_raw_parts(start, other.len()) });
+        }
+    }
+
     /// Asks for the first lines of a cell.
     #[inline(always)]
     pub(super) fn prefetch(&self, cell: usize) {

@@ -18,8 +18,9 @@ pub(super) fn scan(
     pool: &mut Vec<u64>,
 ) -> usize {
     pool.clear();
-    let mut ids = [0u32; 2 * STEP];
-    let mut keys = [0i32; 2 * STEP];
+    // Of a sieve's sketches those of the second half are on their way while the first half is looked at.
+    let mut ids = [0u32; 3 * STEP];
+    let mut keys = [0i32; STEP];
     let mut scored = 0;
     let mut flush = |ids: &mut [u32], pool: &mut Vec<u64>| {
         let mut count = ids.len();
@@ -44,12 +45,13 @@ pub(super) fn scan(
             rest &= rest - 1;
             count += 1;
         }
-        if count >= STEP {
-            flush(&mut ids[..count], pool);
-            count = 0;
+        if count >= 2 * STEP {
+            flush(&mut ids[..STEP], pool);
+            ids.copy_within(STEP..count, 0);
+            count -= STEP;
         }
     }
-    flush(&mut ids[..count], pool);
+    ids[..count].chunks_mut(STEP).for_each(|ids| flush(ids, pool));
     scored
 }
 

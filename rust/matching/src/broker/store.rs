@@ -586,28 +586,35 @@ impl Store {
     ) -> usize {
         let groups = self.slots().div_ceil(64);
         out.clear();
-        out.extend((0..groups).map(|group| self.present_word(group)));
-        if let Some(subset) = subset {
-            for (word, at) in out.iter_mut().zip(0..) {
-                *word &= subset.get(at).copied().unwrap_or(0);
+        out.resize(groups, 0);
+        self.present.zip(out, |out, present| {
+            for (word, present) in out.iter_mut().zip(present) {
+                *word = present.load(Ordering::Acquire);
             }
+        });
+        if let Some(subset) = subset {
+            let (both, beyond) = out.split_at_mut(subset.len().min(groups));
+            both.iter_mut().zip(subset).for_each(|(word, &only)| *word &= only);
+            beyond.fill(0);
         }
         for (at, flag) in self.flags.iter().enumerate() {
-            let (keep, turn) = match (require >> at & 1, forbid >> at & 1) {
+            let turn = match (require >> at & 1, forbid >> at & 1) {
                 (0, 0) => continue,
-                (1, 0) => (true, 0),
-                (0, _) => (true, u64::MAX),
-                _ => (false, 0),
+                (1, 0) => 0,
+                (0, _) => u64::MAX,
+                _ => {
+                    out.fill(0);
+                    break;
+                }
             };
-            for (group, word) in out.iter_mut().enumerate() {
-                *word &= if keep {
-                    flag.cell(group)[0].load(Ordering::Relaxed) ^ turn
-                } else {
-                    0
-                };
-            }
+            flag.zip(out, |out, flag| {
+                for (word, flag) in out.iter_mut().zip(flag) {
+                    *word &= flag.load(Ordering::Relaxed) ^ turn;
+                }
+            });
         }
-        out.iter().map(|word| word.count_ones() as usize).sum()
+        // SAFETY: the kernels are for this processor.
+        unsafe { (self.kernels.ones)(out) }
     }
 
     /// Bytes of the cells of all slots ever used.

@@ -150,6 +150,59 @@ fn one_thread_builds_the_same_graph_again() {
     assert_eq!(answers[0], answers[1]);
 }
 
+/// Walks that take turns find what each finds alone, by the same steps.
+#[test]
+fn a_batch_of_walks_is_the_walks_one_by_one() {
+    let mut rng = Rng::new(21);
+    let (count, dim) = (4_000, 48);
+    let data = vectors(&mut rng, count, dim);
+    let ids: Vec<u64> = (0..count as u64).collect();
+    let index = SemanticIndex::new(Config::new(dim), Costs::default()).unwrap();
+    index.put(&ids, &data, dim, 0, Mode::Add, 1).unwrap();
+    index.remove(&ids[..200]).unwrap();
+    for (ef, queries) in [(1, 1), (10, 3), (16, 4), (40, 5), (64, 23)] {
+        let params = Params {
+            ef,
+            executor: Some(Executor::Graph),
+            ..Params::default()
+        };
+        let queries = vectors(&mut rng, queries, dim);
+        let mut scratch = SearchScratch::default();
+        let alone: Vec<Found> = queries
+            .chunks_exact(dim)
+            .map(|query| index.search(query, &params, &mut scratch).unwrap())
+            .collect();
+        for threads in [1, 2] {
+            let together = index
+                .search_batch(&queries, dim, &params, threads, &mut scratch)
+                .unwrap();
+            assert_eq!(together, alone, "ef {ef}, {threads} threads");
+        }
+    }
+}
+
+/// A slot is used again only when nobody can have it in a bitmap: not the readers of versions that show it, and not
+/// those that came before it left the bitmap.
+#[test]
+fn a_slot_waits_for_readers_that_came_while_it_was_being_hidden() {
+    let index = small(200, Rerank::Int16);
+    index.consolidate().unwrap();
+    let free = index.consolidated().unwrap().free.len();
+    let before = index.enter();
+    let gone: Vec<u64> = index.all_ids().into_iter().take(20).collect();
+    index.remove(&gone).unwrap();
+    index.consolidate().unwrap();
+    let since = index.enter();
+    drop(before);
+    for _ in 0..4 {
+        let writer = index.consolidated().unwrap();
+        assert_eq!(writer.free.len(), free, "a reader may still look at the new ones");
+    }
+    drop(since);
+    let writer = index.consolidated().unwrap();
+    assert_eq!(writer.free.len(), free + 20);
+}
+
 #[test]
 fn graph_search_finds_what_a_scan_finds() {
     let mut rng = Rng::new(8);

@@ -1,7 +1,7 @@
 //! 256-bit registers, without the byte-product instructions of later processors.
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, estimate, fold, sift_rows, sketch_floats, unpacked};
+use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, count_ones, estimate, fold, sift_rows, sketch_floats, unpacked};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {
@@ -13,6 +13,7 @@ pub(super) const KERNELS: Kernels = Kernels {
     pack: unpacked,
     panel,
     sift,
+    ones,
 };
 
 #[target_feature(enable = "avx2,fma")]
@@ -152,4 +153,9 @@ unsafe fn panel(panel: &Panel, codes: *const u8, rows: usize, out: &mut [i32]) {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn sift(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
     sift_rows(keys, bars, hits);
+}
+
+#[target_feature(enable = "popcnt")]
+unsafe fn ones(words: &[u64]) -> usize {
+    count_ones(words)
 }

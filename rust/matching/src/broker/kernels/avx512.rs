@@ -2,7 +2,7 @@
 //! query serves four products and their horizontal sums are made together.
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Kernels, LANE, LANES, Panel, Query, Tail, fold, unpacked};
+use super::{BLOCK, Kernels, LANE, LANES, Panel, Query, Tail, count_ones, fold, unpacked};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {
@@ -14,6 +14,7 @@ pub(super) const KERNELS: Kernels = Kernels {
     pack: unpacked,
     panel,
     sift,
+    ones,
 };
 
 /// The sums of four registers, one in each lane.
@@ -284,4 +285,9 @@ unsafe fn sift(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
         }
         (row..rows).for_each(&mut note);
     }
+}
+
+#[target_feature(enable = "popcnt")]
+unsafe fn ones(words: &[u64]) -> usize {
+    count_ones(words)
 }

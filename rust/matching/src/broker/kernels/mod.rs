@@ -77,6 +77,7 @@ type Sieve = unsafe fn(&Query, &ByteSlab, &ByteSlab, &mut [u32], f32) -> usize;
 type Tails = unsafe fn(Tail, &[f32], &ByteSlab, &ByteSlab, &[u32], &mut [f32]);
 type Products = unsafe fn(&Panel, *const u8, usize, &mut [i32]);
 type Sift = unsafe fn(&[i32], &[i32], &mut Vec<(u32, u32)>);
+type Ones = unsafe fn(&[u64]) -> usize;
 
 /// One version of every loop.
 ///
@@ -105,6 +106,8 @@ pub(super) struct Kernels {
     /// Appends row and column of the products that are above the bar of their column. Arguments: whole rows of
     /// products, bars (a multiple of [`LANE`]s of them), output.
     pub(super) sift: Sift,
+    /// The number of bits that are set.
+    pub(super) ones: Ones,
 }
 
 impl std::fmt::Debug for Kernels {
@@ -119,6 +122,7 @@ pub(super) fn available() -> Vec<Kernels> {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("popcnt")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vnni")
         {
@@ -127,7 +131,10 @@ pub(super) fn available() -> Vec<Kernels> {
             }
             found.push(avx512::KERNELS);
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("popcnt")
+        {
             found.push(avx2::KERNELS);
         }
     }
@@ -169,6 +176,12 @@ fn sift_rows(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
             }
         }
     }
+}
+
+/// `Kernels::ones`; a processor with the instruction does a word in one step.
+#[inline(always)]
+fn count_ones(words: &[u64]) -> usize {
+    words.iter().map(|word| word.count_ones() as usize).sum()
 }
 
 /// Adds the lanes in halves: the fixed order of every version.
@@ -348,6 +361,8 @@ mod tests {
                                 wide.truncate(count.max(1) * stride);
                                 (kernels.sift)(&wide, &vec![2000; stride], &mut hits);
                                 hits.sort_unstable();
+                                let words: Vec<u64> = ids.iter().map(|&id| u64::from(id) << id).collect();
+                                assert_eq!((kernels.ones)(&words), count_ones(&words));
                             }
                             (dots, kept, tails, wide, hits)
                         })

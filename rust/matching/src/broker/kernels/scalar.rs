@@ -1,5 +1,5 @@
 //! The plain version: what the others must equal, and what runs where nothing else does.
-use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, estimate, fold, sift_rows, sketch_floats, unpacked};
+use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, count_ones, estimate, fold, sift_rows, sketch_floats, unpacked};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {
@@ -11,6 +11,7 @@ pub(super) const KERNELS: Kernels = Kernels {
     pack: unpacked,
     panel,
     sift,
+    ones,
 };
 
 /// # Safety
@@ -100,4 +101,8 @@ unsafe fn panel(panel: &Panel, codes: *const u8, rows: usize, out: &mut [i32]) {
 
 unsafe fn sift(keys: &[i32], bars: &[i32], hits: &mut Vec<(u32, u32)>) {
     sift_rows(keys, bars, hits);
+}
+
+unsafe fn ones(words: &[u64]) -> usize {
+    count_ones(words)
 }
