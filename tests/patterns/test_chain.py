@@ -85,6 +85,20 @@ def test_a_chain_hands_on_accepts_and_finishes_once() -> None:
     assert only(x.handle(Received("root", {"kind": "DONE", "run": "r"})), Finish) == [Finish(None)]
 
 
+def test_what_ended_before_a_restart_stays_ended_although_its_members_are_gone() -> None:
+    entry, x, z = root(idempotent=False), ChainMember("r", "x"), ChainMember("r", "z")
+    first = handed(entry, entry.handle(Start()))
+    x.handle(Received("root", first))
+    z.handle(Received("x", handed(x, x.handle(Executed("a", 1, "A")))))
+    (final,) = only(z.handle(Executed("b", 1, "B")), Send)
+    entry.handle(Received("z", final.message))
+    again = root(idempotent=False)
+    again.restore(entry.snapshot())
+    assert again.handle(PeerDown("x")) == []
+    assert only(again.handle(Start()), Finish) == [Finish("B")]
+    assert again.outputs == {"a": "A", "b": "B"}
+
+
 def test_an_older_generation_is_stale_and_a_newer_one_stops_the_run() -> None:
     x = ChainMember("r", "x")
     entry = root()

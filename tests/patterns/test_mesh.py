@@ -134,6 +134,17 @@ def test_members_propose_vote_adopt_and_work() -> None:
     assert fresh.adopted is None, "one ballot is no quorum"
 
 
+def test_what_ended_before_a_restart_stays_ended_although_its_members_are_gone() -> None:
+    entry = root(TWO, idempotent=False)
+    entry.handle(Start())
+    (finish,) = only(entry.handle(CancelRequested()), Finish)
+    again = root(TWO, idempotent=False)
+    again.restore(entry.snapshot())
+    assert again.handle(PeerDown("x")) == []
+    (same,) = only(again.handle(Start()), Finish)
+    assert str(same.failed) == str(finish.failed)
+
+
 def test_a_later_convener_proposes_again_what_a_quorum_accepted() -> None:
     entry = root(None, certified=True)
     opening = entry.handle(Start())

@@ -674,6 +674,11 @@ class Machine(ABC):
         return ()
 
     @property
+    def ended(self) -> bool:
+        """Whether this node's part is over, if only by its durable state, before it is started again."""
+        return self.done or bool(self.state.get("ended"))
+
+    @property
     def questions(self) -> Sequence[Mapping[str, Any]]:
         """The open questions of the run, at its entrypoint; see ``pandacore.patterns.questions``."""
         return ()

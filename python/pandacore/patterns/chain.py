@@ -141,7 +141,7 @@ class _ChainNode(Machine):
                 self._received(sender, message)
             case PeerDown(peer):
                 self._down.add(peer)
-                if not self.done:
+                if not self.ended:
                     for k in self._active():
                         hold = self._hold(k)
                         if hold is not None and hold["phase"] == "fin" and hold["succ"] == peer:
@@ -150,7 +150,7 @@ class _ChainNode(Machine):
                 self._down.discard(peer)
             case TimerFired(name):
                 self._timer(name)
-            case _ if self.done:
+            case _ if self.ended:
                 pass
             case Executed(subtask_id, attempt, output):
                 self._executed((subtask_id, attempt), output)
@@ -225,7 +225,7 @@ class _ChainNode(Machine):
 
     def _received(self, sender: str, m: Mapping[str, Any]) -> None:
         kind = m.get("kind")
-        if self.done:
+        if self.ended:
             if kind in {"HANDOFF", "FINAL", "FAIL", "ASK", "QUERY", "PROGRESS", "MINE"}:
                 self._over(sender, m)
             elif kind == "DONE_ACK":

@@ -258,7 +258,7 @@ class MeshMember(_MeshNode):
                 self._received(sender, message)
             case PeerDown(peer):
                 self._down.add(peer)
-                if not self.done and self._electing() and self._convener(self._epoch) == peer:
+                if not self.ended and self._electing() and self._convener(self._epoch) == peer:
                     self._next_epoch()
                 elif self._vote is not None:
                     self._advance()
@@ -298,7 +298,7 @@ class MeshMember(_MeshNode):
 
     def _received(self, sender: str, m: Mapping[str, Any]) -> None:
         kind = m.get("kind")
-        if self.done:
+        if self.ended:
             if kind == "END":
                 self.send(sender, "END_ACK")
             return
@@ -939,7 +939,7 @@ class MeshRoot(_MeshNode):
                 self._received(sender, message)
             case PeerDown(peer):
                 self._down.add(peer)
-                if not self.done:
+                if not self.ended:
                     self._lose(peer)
             case PeerUp(peer):
                 self._down.discard(peer)
@@ -981,7 +981,7 @@ class MeshRoot(_MeshNode):
 
     def _received(self, sender: str, m: Mapping[str, Any]) -> None:
         kind = m.get("kind")
-        if self.done:
+        if self.ended:
             if kind == "END_ACK":
                 if sender not in self.state.get("told", []):
                     self.put("told", value=[*self.state.get("told", []), sender])
