@@ -198,6 +198,44 @@ async def test_unknown_agents_and_duplicate_attempts_are_refused(served: Served)
     assert await first == "done"
 
 
+async def test_what_must_not_run_twice_begins_late_only_where_it_cannot_have_been(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    async def work(task: Task) -> str:
+        calls.append(task.attempt)
+        return "done"
+
+    agent = served.add(work)
+    await served.client.invite(agent.id, "run", "work", ttl_s=60, timeout_s=5)
+    memory = served.client.memory
+    asks: dict[str, Any] = {"only_if_known": True, "orphan_grace_ms": 1000}
+    for other in (b"", b"another!"):  # another process, or one that has forgotten attempts since
+        with pytest.raises(SubtaskError) as refused:
+            await served.output(agent, **asks, memory=other)
+        assert isinstance(refused.value.error, errors.UnknownOutcome)
+    assert calls == []
+    assert await served.output(agent, **asks, memory=memory) == "done", "it never came"
+    assert await served.output(agent, **asks, memory=memory) == "done", "it is told how it ended"
+    assert await served.output(agent, attempt=2) == "done"  # nobody asked for its result to be kept
+    for fields in ({**asks, "memory": memory}, {}):
+        with pytest.raises(SubtaskError) as refused:
+            await served.output(agent, attempt=2, **fields)
+        assert isinstance(refused.value.error, errors.UnknownOutcome if fields else errors.DuplicateId)
+    assert calls == [1, 2]
+
+    monkeypatch.setattr("pandacore.team.host.MAX_REMEMBERED", 4)
+    for attempt in range(3, 6):
+        await served.output(agent, attempt=attempt)
+    await served.client.invite(agent.id, "run", "work", ttl_s=60, timeout_s=5)
+    assert served.client.memory != memory, "what it forgot may have been anything"
+    with pytest.raises(SubtaskError) as refused:
+        await served.output(agent, **asks, attempt=9, memory=memory)
+    assert isinstance(refused.value.error, errors.UnknownOutcome)
+    assert calls == [1, 2, 3, 4, 5]
+
+
 async def test_a_full_queue_answers_overloaded_before_anything_ran(served: Served) -> None:
     release = asyncio.Event()
 
