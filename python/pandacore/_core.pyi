@@ -1037,7 +1037,7 @@ class SemanticIndexCore:
         self, query: NDArray[np.float32], params: SearchParams
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], int, str, int]: ...
     def search_batch(
-        self, queries: NDArray[np.float32], params: SearchParams, *, threads: int
+        self, queries: NDArray[np.float32], params: SearchParams, *, threads: int, interleave: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], int, str, int]: ...
 
 # gossip

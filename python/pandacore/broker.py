@@ -485,6 +485,7 @@ class SemanticIndex:
         executor: Executor | None = None,
         rerank_depth: int = 0,
         threads: int = 1,
+        interleave: bool = True,
     ) -> FoundBatch:
         """Find the nearest vectors to each of some queries, all in one state of the index.
 
@@ -493,6 +494,9 @@ class SemanticIndex:
         queries : array_like of float, shape (n, dim)
         threads : int
             Threads that share the queries.
+        interleave : bool
+            Whether walks through the graph take turns, four at a time, so that one goes on while another
+            waits for memory. Changes no result; False answers one query after the other.
 
         Other parameters and errors are those of `search`.
         """
@@ -500,7 +504,8 @@ class SemanticIndex:
             k, recall, ef, threshold, where, where_not, within, exclude, executor, rerank_depth
         )
         rows = _matrix(queries, "queries")
-        return FoundBatch(*self._core.search_batch(rows, params, threads=_whole("threads", threads, 1)))  # type: ignore[arg-type]
+        threads = _whole("threads", threads, 1)
+        return FoundBatch(*self._core.search_batch(rows, params, threads=threads, interleave=interleave))  # type: ignore[arg-type]
 
     def _params(  # noqa: PLR0917  (both searches pass all of them)
         self,

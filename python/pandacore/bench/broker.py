@@ -87,7 +87,8 @@ class Ours:
         self.index.add(np.arange(len(vectors)), vectors)
 
     def search(self, queries: Matrix, ef: int) -> Ids:
-        return self.index.search_batch(queries, K, ef=ef, executor="graph").ids
+        # One query after the other, as the peers do.
+        return self.index.search_batch(queries, K, ef=ef, executor="graph", interleave=False).ids
 
     def one(self, query: Matrix, ef: int) -> object:
         return self.index.search(query, K, ef=ef, executor="graph")
@@ -400,6 +401,7 @@ def _size(bench: Bench, n: int) -> None:
         _rows(bench, f"qps_recall{round(100 * wanted)}", speeds, "queries/s", n)
 
     _single(bench, engines, queries, reached, n)
+    _interleaved(bench, ours, queries, reached, n)
     one, two = (
         min(
             _wall(partial(ours.index.search_batch, queries, K, ef=64, executor="graph", threads=t))
@@ -442,6 +444,28 @@ def _single(bench: Bench, engines: list[Engine], queries: Matrix, reached: dict[
                 times[engine.name].append((time.perf_counter_ns() - start) / 1e3)
     for metric, quantile in (("single_query_p50", 0.5), ("single_query_p99", 0.99)):
         _rows(bench, metric, {k: float(np.quantile(v, quantile)) for k, v in times.items()}, "us", n)
+
+
+def _interleaved(bench: Bench, ours: Ours, queries: Matrix, reached: dict[str, int], n: int) -> None:
+    """Batches whose walks take turns, beside one walk after the other, at the ef for a recall of 0.95."""
+    if ours.name not in reached:
+        return
+    best = {True: np.inf, False: np.inf}
+    for turn in range(8):
+        for together in (True, False) if turn % 2 == 0 else (False, True):
+            search = partial(ours.index.search_batch, interleave=together, ef=reached[ours.name], executor="graph")
+            best[together] = min(best[together], cpu(partial(search, queries, K))[0])
+    speeds = {together: len(queries) / seconds for together, seconds in best.items()}
+    bench.emit(
+        "interleaved_qps",
+        speeds[True],
+        "queries/s",
+        agents=n,
+        peer="one after the other",
+        peer_value=speeds[False],
+        ratio="times_faster",
+        ef=reached[ours.name],
+    )
 
 
 def _filters(bench: Bench, engines: list[Engine], vectors: Matrix, queries: Matrix, n: int) -> None:

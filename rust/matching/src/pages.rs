@@ -2,14 +2,15 @@
 //! takes no room.
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
+/// Bytes from which on memory is mapped.
 #[cfg(target_os = "linux")]
-use crate::hint::HUGE_PAGE;
+const MAPPED_FROM: usize = if cfg!(miri) { usize::MAX } else { 64 << 10 };
 
-/// Zero bytes for a layout that is not empty. Those aligned to a huge page are mapped: they take no room before they
-/// are touched, so that they can still get huge pages.
+/// Zero bytes for a layout that is not empty. Large ones are mapped: they take no room before they are touched, so that
+/// they can still get huge pages. (An allocator may clear memory that it has used before, all of it.)
 pub(crate) fn zeroed(layout: Layout) -> *mut u8 {
     #[cfg(target_os = "linux")]
-    if layout.align() >= HUGE_PAGE {
+    if layout.size() >= MAPPED_FROM {
         let size = mapped(layout);
         let room = size + layout.align();
         // SAFETY: a new private mapping; the parts before and behind the aligned range are given back.
@@ -53,7 +54,7 @@ fn mapped(layout: Layout) -> usize {
 /// `memory` came from [`zeroed`] with this layout and is not used any more.
 pub(crate) unsafe fn free(memory: *mut u8, layout: Layout) {
     #[cfg(target_os = "linux")]
-    if layout.align() >= HUGE_PAGE {
+    if layout.size() >= MAPPED_FROM {
         // SAFETY: the range was mapped by `zeroed`.
         unsafe { libc::munmap(memory.cast(), mapped(layout)) };
         return;

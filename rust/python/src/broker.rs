@@ -288,6 +288,7 @@ impl PyParams {
             exclude: &self.exclude,
             executor: self.executor,
             rerank: self.rerank,
+            interleave: true,
         }
     }
 }
@@ -515,15 +516,20 @@ impl PySemanticIndex {
         ))
     }
 
-    #[pyo3(signature = (queries, params, *, threads))]
+    #[pyo3(signature = (queries, params, *, threads, interleave))]
     fn search_batch<'py>(
         &self,
         py: Python<'py>,
         queries: PyReadonlyArray2<'py, f32>,
         params: &Bound<'py, PyParams>,
         threads: usize,
+        interleave: bool,
     ) -> PyResult<Many<'py>> {
-        let (params, (rows, dim)) = (params.get().params(), queries.as_array().dim());
+        let (rows, dim) = queries.as_array().dim();
+        let params = Params {
+            interleave,
+            ..params.get().params()
+        };
         let queries = queries
             .as_slice()
             .map_err(|_| ShapeError::new_err("the array is not contiguous"))?;

@@ -134,6 +134,8 @@ pub struct Params<'a> {
     /// Candidates that are ordered by their rerank vectors; 0 for max(32, 2k) of a scan and
     /// max(16, 1.5k) of a walk through the graph.
     pub rerank: usize,
+    /// Whether the walks of a batch through all of the graph take turns, four at a time. Changes no result.
+    pub interleave: bool,
 }
 
 impl Default for Params<'_> {
@@ -149,6 +151,7 @@ impl Default for Params<'_> {
             exclude: &[],
             executor: None,
             rerank: 0,
+            interleave: true,
         }
     }
 }
@@ -774,7 +777,7 @@ impl SemanticIndex {
             let rows = &queries[at * piece * dim..((at + 1) * piece).min(total) * dim];
             let answers = if executor == Executor::Batch {
                 self.answer_batch(params, version, rows, &allowed, scratch)
-            } else if executor == Executor::Graph && count.is_none() {
+            } else if executor == Executor::Graph && count.is_none() && params.interleave {
                 self.answer_together(params, version, rows, scratch)
             } else {
                 scratch.allowed.clear();

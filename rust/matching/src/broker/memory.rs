@@ -13,8 +13,9 @@ use crate::pages::{free, zeroed};
 pub(super) const MAX_SLOTS: usize = if cfg!(miri) { 1 << 14 } else { 1 << 24 };
 /// Chunks are at most this long, unless that were fewer cells than a group of 64.
 const CHUNK_BYTES: usize = if cfg!(miri) { 1 << 14 } else { 8 << 20 };
-/// Cells in a chunk, at most, as a power of two.
-const MAX_SHIFT: u32 = 14;
+/// Cells in a chunk, at most, as a power of two: enough that sketches and stamps lie on huge pages. A scan under a filter
+/// would else touch another page for each of its sketches.
+const MAX_SHIFT: u32 = 17;
 const LINE: usize = 64;
 
 /// Chunks of cells behind atomic pointers.
