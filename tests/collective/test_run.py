@@ -13,6 +13,7 @@ import pytest
 
 import pandacore as pc
 from pandacore import errors
+from pandacore.team.host import Host
 
 
 @pc.agent(capabilities=["text.upper"])
@@ -223,6 +224,41 @@ async def test_two_hundred_runs_on_twenty_agents_all_end_with_the_load_spread(
     await asyncio.sleep(0)
     assert not background()
     assert not collective._runs
+
+
+async def test_a_wide_plan_waits_in_line_for_a_short_queue_and_holds_up_nobody_else(
+    collective: pc.Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[str] = Counter()
+    assign = Host.assign
+
+    def counted(self: Host, request: Any, *args: Any) -> Any:
+        asked[request.capability] += 1
+        return assign(self, request, *args)
+
+    monkeypatch.setattr(Host, "assign", counted)
+    order: list[str] = []
+
+    @pc.agent(capabilities=["slow"], queue_limit=3)
+    async def slow(task: pc.Task) -> str:
+        await asyncio.sleep(0.001)
+        order.append("slow")
+        return "done"
+
+    @pc.agent(capabilities=["quick"], queue_limit=64)
+    async def quick(task: pc.Task) -> str:
+        order.append("quick")
+        return "done"
+
+    collective.add(slow, quick)
+    wide = [pc.Subtask(f"s{n}", "slow", "go") for n in range(300)]
+    narrow = [pc.Subtask(f"q{n}", "quick", "go", [f"q{n - 1}"] if n else []) for n in range(20)]
+    result = await collective.run(pc.Task("wide", plan=pc.Plan([*wide, *narrow])))
+    assert result.status == "completed"
+    assert asked["quick"] == 20
+    # Each asks once and is refused; then it asks in its turn, and again when somebody has ended.
+    assert asked["slow"] <= 3 * 300
+    assert max(n for n, name in enumerate(order) if name == "quick") < 300
 
 
 async def test_places_that_a_run_did_not_use_are_given_back(collective: pc.Collective) -> None:

@@ -53,6 +53,7 @@ from pandacore.team.client import Completed, Progress, SubtaskError, failure_of
 from pandacore.team.contract import check_contracts
 from pandacore.team.crew import Crew
 from pandacore.team.engine import FAILOVER, Engine, build
+from pandacore.team.line import Line
 from pandacore.team.links import Links
 from pandacore.team.purse import Purse, Share
 
@@ -166,6 +167,9 @@ class Run(Engine):
         self._team = TeamView()
         self._marks: dict[str, float] = {}
         self._assigned: dict[tuple[str, int], bytes] = {}
+        self._held: Counter[bytes] = Counter()  # attempts of `_assigned` by agent
+        self._at_it: dict[str, dict[int, bytes]] = {}  # and by subtask
+        self._lines: dict[str, Line] = {}
         self._taken: Counter[bytes] = Counter()
         self._completed: dict[tuple[str, int], tuple[str, Completed, Any]] = {}
         self._authors: dict[tuple[str, int], bytes] = {}
@@ -750,7 +754,7 @@ class Run(Engine):
         agent_id = None if key in self._attempts else self._choose(execute)
         if agent_id is None:
             return None
-        self._assigned[key] = agent_id
+        self._hand_to(key, agent_id)
         return base.Assigned(*key, agent_id.hex(), self._memory(agent_id).hex())
 
     def _memory(self, agent_id: bytes) -> bytes:
@@ -897,7 +901,26 @@ class Run(Engine):
 
     def _ended(self, key: tuple[str, int]) -> None:
         super()._ended(key)
-        self._assigned.pop(key, None)
+        self._hand_to(key, None)
+        for line in self._lines.values():
+            line.freed()
+
+    def _hand_to(self, key: tuple[str, int], agent_id: bytes | None) -> None:
+        """An attempt is with this agent now, or with nobody."""
+        subtask_id, attempt = key
+        before = self._assigned.pop(key, None)
+        if before is not None:
+            self._held[before] -= 1
+            if not self._held[before]:
+                del self._held[before]
+            others = self._at_it[subtask_id]
+            del others[attempt]
+            if not others:
+                del self._at_it[subtask_id]
+        if agent_id is not None:
+            self._assigned[key] = agent_id
+            self._held[agent_id] += 1
+            self._at_it.setdefault(subtask_id, {})[attempt] = agent_id
 
     def _attempt_failed(self, key: tuple[str, int], error: errors.PandacoreError, *, executed: bool) -> None:
         agent_id = self._assigned.get(key)
@@ -923,13 +946,27 @@ class Run(Engine):
         wait_s = _BACKOFF_S[0]
         key = (execute.subtask_id, execute.attempt)
         bound = self._assigned.get(key)
+        line = self._lines.get(subtask.capability)
+        if line is None:
+            line = self._lines[subtask.capability] = Line()
+        in_line = False
+
+        def accepted() -> None:
+            nonlocal in_line
+            if in_line:
+                in_line = False
+                line.leave()
+
         try:
             inputs_json = _ENCODE(dict(execute.inputs)) if execute.inputs else "{}"
             while True:
+                if line.busy and not in_line:
+                    await line.enter()
+                    in_line = True
                 agent_id = (
                     bound or self._choose(execute) or await self._recruit(execute, subtask.capability)
                 )
-                self._assigned[key] = agent_id
+                self._hand_to(key, agent_id)
                 memory = self._memory(agent_id)
                 if self._binds and execute.agent is None and agent_id != bound:
                     await self._take_in(base.Assigned(*key, agent_id.hex(), memory.hex()))
@@ -960,7 +997,7 @@ class Run(Engine):
                     orphan_grace_ms=int(ORPHAN_GRACE_S * 1000) if self._services.journal else 0,
                 )
                 try:
-                    output, spent = await self._assign(request, agent_id)
+                    output, spent = await self._assign(request, agent_id, accepted)
                     if spent.total_tokens:
                         self._note(Kind.SPENT, partial(flat, spent))
                     return output
@@ -971,9 +1008,15 @@ class Run(Engine):
                     if error.executed or not isinstance(error.error, errors.Overloaded):
                         raise
                 # A full queue is no failure of the subtask: wait, and look for the least loaded again.
-                await asyncio.sleep(self._services.random.uniform(wait_s / 2, wait_s))
-                wait_s = min(wait_s * 2, _BACKOFF_S[1])
+                self._hand_to(key, None)
+                if in_line:
+                    await line.room(self._services.random.uniform(wait_s / 2, wait_s))
+                    wait_s = min(wait_s * 2, _BACKOFF_S[1])
+                else:
+                    await line.enter()
+                    in_line = True
         finally:
+            accepted()
             if share is None:
                 self._unshared -= 1
             else:
@@ -994,15 +1037,14 @@ class Run(Engine):
         directory = self._services.directory
         subtask_id, attempt = execute.subtask_id, execute.attempt
         # One with work of this run comes last: a place that is held but not used counts as load as well.
-        taken: dict[bytes, int] = {}
-        for (other, number), agent_id in self._assigned.items():
-            at_it = other == subtask_id and number != attempt
-            taken[agent_id] = taken.get(agent_id, 0) + (_AT_IT if at_it else 1)
+        held = self._held
+        others = self._at_it.get(subtask_id, {})
+        at_it = {agent_id for number, agent_id in others.items() if number != attempt}
         affords = self._purse.affords
         best: bytes | None = None
         least = (0, 0)
         for agent_id in map(bytes.fromhex, execute.candidates):
-            mine = taken.get(agent_id, 0)
+            mine = held[agent_id] + (_AT_IT if agent_id in at_it else 0)
             if (best is None or mine <= least[0]) and directory.usable(agent_id) and affords(agent_id):
                 rank = (mine, directory.load(agent_id))
                 if best is None or rank < least:
@@ -1024,7 +1066,9 @@ class Run(Engine):
         self._team = dataclasses.replace(self._team, members=(*self._team.members, *extra.members))
         return extra.members[0].agent_id
 
-    async def _assign(self, request: agent_pb2.AssignRequest, agent_id: bytes) -> tuple[Any, Usage]:
+    async def _assign(
+        self, request: agent_pb2.AssignRequest, agent_id: bytes, on_accepted: Callable[[], None]
+    ) -> tuple[Any, Usage]:
         directory = self._services.directory
         try:
             client = directory.client(agent_id)
@@ -1047,6 +1091,7 @@ class Run(Engine):
                 return
             # From here on the agent's own report counts the subtask.
             accepted = True
+            on_accepted()
             self._taken[agent_id] += 1
             directory.expect(agent_id, -1)
             if not self._binds:
