@@ -137,4 +137,6 @@ def test_two_patches_in_a_row_join_to_what_both_make() -> None:
     wanted = {"c": 0, "a": {"x": 1, "y": 3}}
     assert fold({"c": 0}, both) == wanted == fold(fold({"c": 0}, first()), second)
     assert joined(second, first()) is None  # what is dropped first and set again would be lost
-    assert joined(Checkpoint({"a": 1}), second) is None
+    whole = joined(Checkpoint({"a": {"x": 1}, "b": 2, "c": 0}), second)
+    assert whole == Checkpoint(wanted)
+    assert joined(first(), Checkpoint({"a": 1})) is None

@@ -453,7 +453,9 @@ def _interleaved(bench: Bench, ours: Ours, queries: Matrix, reached: dict[str, i
     best = {True: np.inf, False: np.inf}
     for turn in range(8):
         for together in (True, False) if turn % 2 == 0 else (False, True):
-            search = partial(ours.index.search_batch, interleave=together, ef=reached[ours.name], executor="graph")
+            search = partial(
+                ours.index.search_batch, interleave=together, ef=reached[ours.name], executor="graph"
+            )
             best[together] = min(best[together], cpu(partial(search, queries, K))[0])
     speeds = {together: len(queries) / seconds for together, seconds in best.items()}
     bench.emit(

@@ -104,9 +104,11 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """An agent is asked for an execution that the driver was to place, or confirms that it is still at it. Where
-    checkpoints are kept, this one is stored before the agent hears of it. ``memory``: by what
-    :attr:`Execute.memory` the agent's host will know whether it did."""
+    """An agent is asked for an execution that the driver was to place, or confirms that it is still at it.
+
+    Where checkpoints are kept, this one is stored before the agent hears of it. ``memory``: what comes back
+    as :attr:`Execute.memory`, by which the agent's host knows whether it ever did.
+    """
 
     subtask_id: str
     attempt: int
@@ -266,8 +268,8 @@ class Execute:
     epoch lower than the highest it has seen. ``inputs`` may hold ``_revise`` (why the last output was sent
     back), ``_debate`` (what the others answered) or ``_answers`` (to what the agent asked). ``again``: it was
     sent before and is not idempotent; an agent that does not know it must answer ``UnknownOutcome`` rather
-    than do it, unless its host still has the ``memory`` of then, so that it cannot have come. ``work`` holds the ``capability`` and ``instruction`` where the machine knows the plan in
-    force better than its driver.
+    than do it, unless its host still has the ``memory`` of then, so that it cannot have come. ``work`` holds
+    the ``capability`` and ``instruction`` where the machine knows the plan in force better than its driver.
     """
 
     subtask_id: str
@@ -618,11 +620,15 @@ def fold(state: dict[str, Any] | None, checkpoint: Checkpoint) -> dict[str, Any]
 
 
 def joined(first: Checkpoint, second: Checkpoint) -> Checkpoint | None:
-    """One patch for two in a row; None if the first removes something, or one of them is whole.
+    """One checkpoint for two in a row; None if the first patch removes something, or the second is whole.
 
     It may be serialised after both: what the second changed below a value of the first, it sets anyway.
     """
-    if first.full or second.full or first.state["drop"]:
+    if second.full:
+        return None
+    if first.full:
+        return Checkpoint(fold(dict(first.state), second))
+    if first.state["drop"]:
         return None
     return Checkpoint(
         {"set": [*first.state["set"], *second.state["set"]], "drop": second.state["drop"]}, full=False

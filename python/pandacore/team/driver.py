@@ -399,7 +399,9 @@ class Run(Engine):
         self._mark("plan")
         if self._plan is not None:
             if self._past is None or self._past.plan is None:
-                self._note(Kind.PLAN, lambda: {"plan": plan.to_dict(), "source": self._source})
+                given = plan is self.task.plan  # the record of the task has it
+                body = {"plan": None if given else plan.to_dict(), "source": self._source}
+                self._note(Kind.PLAN, lambda: body)
             self._emit(PlanReady, plan=plan, source=self._source)
         machine = None
         if self._past is not None and self._past.state is not None and self._has_members:
@@ -963,9 +965,7 @@ class Run(Engine):
                 if line.busy and not in_line:
                     await line.enter()
                     in_line = True
-                agent_id = (
-                    bound or self._choose(execute) or await self._recruit(execute, subtask.capability)
-                )
+                agent_id = bound or self._choose(execute) or await self._recruit(execute, subtask.capability)
                 self._hand_to(key, agent_id)
                 memory = self._memory(agent_id)
                 if self._binds and execute.agent is None and agent_id != bound:

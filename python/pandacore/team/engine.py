@@ -240,7 +240,7 @@ class Engine(ABC):
             if both is None:
                 self._put(after)
             checkpoint = both or checkpoint
-        if checkpoint.full or checkpoint.state["drop"]:
+        if not checkpoint.full and checkpoint.state["drop"]:
             self._put(checkpoint)
             return None
         return checkpoint

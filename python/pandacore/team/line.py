@@ -9,8 +9,10 @@ __all__ = ["Line"]
 
 
 class Line:
-    """Subtasks that found every queue full. One of them at a time tries again, and the others wait behind it: a
-    run with 10^4 subtasks and room for a hundred would else ask for all of them again and again."""
+    """Subtasks that found every queue full. One of them at a time tries again, and the others wait behind it.
+
+    A run with 10^4 subtasks and room for a hundred would else ask for all of them again and again.
+    """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

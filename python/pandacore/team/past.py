@@ -60,7 +60,8 @@ def read_past(journal: Journal, run_id: str) -> Opened:
             case Kind.RUN:
                 first = record.body
             case Kind.PLAN:
-                plan, source = Plan.from_dict(record.body["plan"]), record.body["source"]
+                made, source = record.body["plan"], record.body["source"]
+                plan = _given(first) if made is None else Plan.from_dict(made)
             case Kind.CHECKPOINT:
                 if state is not None and "stale_checkpoint" in PLANTED:
                     continue
@@ -87,6 +88,12 @@ def read_past(journal: Journal, run_id: str) -> Opened:
         Past(run_id, plan, source, state, usage, resumed, answers),
         finished,
     )
+
+
+def _given(first: Mapping[str, Any] | None) -> Plan | None:
+    """The plan that came with the task."""
+    plan = None if first is None else first["task"]["plan"]
+    return None if plan is None else Plan.from_dict(plan)
 
 
 def open_questions(opened: Opened) -> list[Question]:

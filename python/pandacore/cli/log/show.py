@@ -49,10 +49,13 @@ def _told(kind: str, body: Any) -> str:
     """A record in one line."""
     match kind:
         case "run":
-            return f"{body['pattern']}: {' '.join(body['task']['text'].split())[:100]}"
+            given = body["task"]["plan"]
+            steps = "" if given is None else f": {_steps(given)}"
+            return f"{body['pattern']}: {' '.join(body['task']['text'].split())[:100]}{steps}"
         case "plan":
-            steps = ", ".join(f"{s['id']} {s['capability']}" for s in body["plan"]["subtasks"][:8])
-            return f"by {body['source']}: {steps}"
+            if body["plan"] is None:
+                return f"by {body['source']}, with the task"
+            return f"by {body['source']}: {_steps(body['plan'])}"
         case "checkpoint":
             return "; ".join(_changes(body)) or "no change of subtasks"
         case "spent":
@@ -67,10 +70,16 @@ def _told(kind: str, body: Any) -> str:
             return ""
 
 
+def _steps(plan: Any) -> str:
+    return ", ".join(f"{s['id']} {s['capability']}" for s in plan["subtasks"][:8])
+
+
 def _changes(body: Any) -> list[str]:
     """What a checkpoint says of subtasks: commits, new attempts, members that left."""
     if body["full"]:
-        return [f"state of {len(body['state'])} parts"]
+        attempts = body["state"].get("hub", {}).get("attempts", {})
+        begun = [f"{subtask_id} attempt {number}" for subtask_id, number in attempts.items()]
+        return [f"state of {len(body['state'])} parts", *begun]
     found = []
     for path, value in body["state"]["set"]:
         match path:
