@@ -3,8 +3,12 @@ use super::graph::{key_of, offer, pack, slot_of};
 use super::kernels::{Block, Panel, Query, ROWS};
 use super::store::Store;
 
-/// Codes between two looks at the pool.
-const STEP: usize = 64;
+/// Slots that are looked at together.
+const STEP: usize = 16;
+/// Sketches on their way while others are looked at: as many as keep the memory busy.
+const AHEAD: usize = 4 * STEP;
+/// Slots that are collected before any is looked at.
+const ROOM: usize = 512;
 
 /// Fills `pool` with the up to `limit` slots nearest to the query that are allowed and that `version` shows; returns
 /// how many codes were looked at: all, or, if `sieved`, those whose sketches, of a sixth of the size, leave a chance.
@@ -18,14 +22,16 @@ pub(super) fn scan(
     pool: &mut Vec<u64>,
 ) -> usize {
     pool.clear();
-    // Of a sieve's sketches those of the second half are on their way while the first half is looked at.
-    let mut ids = [0u32; 3 * STEP];
+    let mut ids = [0u32; ROOM + AHEAD + 64];
     let mut keys = [0i32; STEP];
     let mut scored = 0;
-    let mut flush = |ids: &mut [u32], pool: &mut Vec<u64>| {
+    let mut look = |ids: &mut [u32], pool: &mut Vec<u64>| {
         let mut count = ids.len();
         if sieved && pool.len() >= limit {
             count = store.sieve(query, ids, key_of(pool[limit - 1]));
+        }
+        if count == 0 {
+            return;
         }
         scored += count;
         let keys = &mut keys[..count];
@@ -39,19 +45,24 @@ pub(super) fn scan(
         let mut rest = word;
         while rest != 0 {
             ids[count] = group as u32 * 64 + rest.trailing_zeros();
-            if sieved {
-                store.prefetch_sketch(ids[count]);
-            }
             rest &= rest - 1;
             count += 1;
         }
-        if count >= 2 * STEP {
-            flush(&mut ids[..STEP], pool);
-            ids.copy_within(STEP..count, 0);
-            count -= STEP;
+        if count >= ROOM + AHEAD {
+            let mut at = 0;
+            while at + STEP + AHEAD <= count {
+                if sieved {
+                    let ahead = &ids[at + AHEAD..at + AHEAD + STEP];
+                    ahead.iter().for_each(|&id| store.prefetch_sketch(id));
+                }
+                look(&mut ids[at..at + STEP], pool);
+                at += STEP;
+            }
+            ids.copy_within(at..count, 0);
+            count -= at;
         }
     }
-    ids[..count].chunks_mut(STEP).for_each(|ids| flush(ids, pool));
+    ids[..count].chunks_mut(STEP).for_each(|ids| look(ids, pool));
     scored
 }
 

@@ -594,7 +594,9 @@ impl Store {
         });
         if let Some(subset) = subset {
             let (both, beyond) = out.split_at_mut(subset.len().min(groups));
-            both.iter_mut().zip(subset).for_each(|(word, &only)| *word &= only);
+            both.iter_mut()
+                .zip(subset)
+                .for_each(|(word, &only)| *word &= only);
             beyond.fill(0);
         }
         for (at, flag) in self.flags.iter().enumerate() {

@@ -1,7 +1,9 @@
 //! 256-bit registers, without the byte-product instructions of later processors.
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, count_ones, estimate, fold, sift_rows, sketch_floats, unpacked};
+use super::{
+    BLOCK, Kernels, LANES, Panel, Query, Tail, count_ones, estimate, fold, sift_rows, sketch_floats, unpacked,
+};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {

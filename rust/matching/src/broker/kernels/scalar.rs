@@ -1,5 +1,7 @@
 //! The plain version: what the others must equal, and what runs where nothing else does.
-use super::{BLOCK, Kernels, LANES, Panel, Query, Tail, count_ones, estimate, fold, sift_rows, sketch_floats, unpacked};
+use super::{
+    BLOCK, Kernels, LANES, Panel, Query, Tail, count_ones, estimate, fold, sift_rows, sketch_floats, unpacked,
+};
 use crate::broker::memory::ByteSlab;
 
 pub(super) const KERNELS: Kernels = Kernels {
