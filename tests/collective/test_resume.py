@@ -141,6 +141,46 @@ def test_f02_a_killed_run_is_taken_up_and_nothing_committed_runs_again(
     assert crash_and_resume(tmp_path, 3, crash_at, when), "the run has so many writes"
 
 
+DEADLY = """
+import asyncio, json, os, signal, sys
+import pandacore as pc
+
+path, ledger, run_id = sys.argv[1:]
+
+@pc.agent(capabilities=["work"])
+async def work(task):
+    with open(ledger, "a") as file:
+        print(task.subtask_id, file=file, flush=True)
+    if run_id == "new":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with pc.Collective.local(journal=path) as c:
+        c.add(work)
+        run = c.start(pc.Task("do it")) if run_id == "new" else c.resume(run_id)
+        result = await run.result()
+        print(json.dumps([str(result.status), [f.kind for f in result.failures]]))
+
+asyncio.run(main())
+"""
+
+
+def test_what_died_with_its_agent_is_not_done_again(tmp_path: Path) -> None:
+    path, ledger = tmp_path / "runs.db", tmp_path / "ledger"
+
+    def life(run_id: str) -> Any:
+        command = [sys.executable, "-c", DEADLY, str(path), str(ledger), run_id]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert life("new").returncode == -signal.SIGKILL
+    with Journal(path) as journal:
+        [info] = journal.runs()
+    done = life(info.run_id)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["failed", ["UnknownOutcome"]]
+    assert ledger.read_text().splitlines() == ["s1"]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_f02_every_write_of_a_plan_of_thirty_one(tmp_path: Path, when: str) -> None:

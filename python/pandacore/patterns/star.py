@@ -616,8 +616,7 @@ class _Star(StarNode):
             return
         if flight["a"] is not None:  # it had no room
             self._load[flight["a"]] = self._load.get(flight["a"], 1) - 1
-        more = {"m": memory} if memory else {}
-        self.put("hub", "flights", key, value={**flight, "a": agent, "c": [], **more})
+        self.put("hub", "flights", key, value={**flight, "a": agent, "c": [], "m": memory})
         self._load[agent] = self._load.get(agent, 0) + 1
 
     def _close(self, key: str, *, stop: bool = False, late: bool = False) -> None:

@@ -118,6 +118,16 @@ class Past:
     answers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def _untold(error: SubtaskError, subtask_id: str) -> SubtaskError:
+    """Who was asked before a restart is not there to say whether it did the work."""
+    unknown = errors.UnknownOutcome(
+        f"the agent that was asked before the restart cannot be reached: {error.error.message}",
+        where=f"subtask {subtask_id!r}",
+        hint="mark the task idempotent=True to have such subtasks run again",
+    )
+    return SubtaskError(unknown, executed=True, usage=error.usage)
+
+
 class Run(Engine):
     """A task in progress. Made by ``Collective.start`` or ``resume``; bound to the collective's event loop.
 
@@ -1006,6 +1016,10 @@ class Run(Engine):
                     if error.usage.total_tokens:
                         self._note(Kind.SPENT, partial(flat, error.usage))
                     if error.executed or not isinstance(error.error, errors.Overloaded):
+                        if execute.again and isinstance(
+                            error.error, errors.ConnectionLost | errors.UnknownAgent
+                        ):
+                            raise _untold(error, subtask.id) from error
                         raise
                 # A full queue is no failure of the subtask: wait, and look for the least loaded again.
                 self._hand_to(key, None)

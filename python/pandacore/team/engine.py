@@ -82,6 +82,7 @@ class Engine(ABC):
         self._binds = False  # the agent of a call is written down before it is called
         self._inbox: deque[base.Event] = deque()
         self._wake: asyncio.Future[None] | None = None
+        self._heeded: list[asyncio.Future[None]] = []  # for those who wait until an event is durable
         self._stored: list[asyncio.Future[None]] = []  # records that are on their way to the disk
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
@@ -188,7 +189,8 @@ class Engine(ABC):
                 await self._wake
                 self._wake = None
             asked: list[list[base.Action]] = []
-            effects = False
+            heeded, self._heeded = self._heeded, []
+            effects = bool(heeded)
             last: base.Checkpoint | None = None  # not stored yet, in case that the next one joins it
             while inbox:
                 actions = machine.handle(inbox.popleft())
@@ -209,6 +211,9 @@ class Engine(ABC):
                 self._put(last)
             if effects:
                 await self._durable()
+            for waiter in heeded:
+                if not waiter.done():
+                    waiter.set_result(None)
             for actions in asked:
                 finish = self._carry_out(actions) or finish
         return finish
@@ -223,13 +228,12 @@ class Engine(ABC):
         """Choose the agent of an execution; None if that takes time."""
         raise NotImplementedError
 
-    async def _take_in(self, event: base.Assigned) -> None:
-        """Give the machine an event before those that wait; return once what it wrote is durable."""
-        assert self._machine is not None
-        for action in self._machine.handle(event):
-            assert isinstance(action, base.Checkpoint)
-            self._put(action)
-        await self._durable()
+    async def _take_in(self, event: base.Event) -> None:
+        """Give the machine an event; return once what it wrote is durable."""
+        durable = self._loop.create_future()
+        self._heeded.append(durable)
+        self.post(event)
+        await durable
 
     def _begin_store(
         self, checkpoint: base.Checkpoint, *, after: base.Checkpoint | None
