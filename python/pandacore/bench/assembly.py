@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pandacore.bench.frame import Bench, Case, Option
-from pandacore.bench.world import CANDIDATES, World
+from pandacore.bench.world import CANDIDATES, CHUNK, World, in_core
 from pandacore.registry import PreparedSpec, Registry, TeamSpec
 
 __all__ = ["OPTIONS", "PEERS", "run"]
@@ -24,7 +24,6 @@ PEERS = ("python_lists", "python_sets", "numpy", "pyroaring", "sqlite", "numpy_g
 OPTIONS = (Option("size", int, 8, "capabilities of a request"),)
 
 _REQUESTS = 2_000
-_CHUNK = 8  # calls of the core between two looks at the clock
 _BATCH = 1_000
 
 Request = Sequence[int]
@@ -47,13 +46,13 @@ def run(bench: Bench) -> None:
         ]
         conditions: dict[str, Any] = {"capabilities": size, "candidates": CANDIDATES}
         peers = _dedicated_peers(bench, world, rows)
-        core = Case("pandacore", timed=_core(registry, mapped, "dedicated"))
+        core = Case("pandacore", timed=in_core(registry, mapped, "dedicated"))
         bench.compare(
             {"dedicated_rust_p50": "p50", "dedicated_rust_p99": "p99"},
             core,
             peers,
             agents=agents,
-            chunk=_CHUNK,
+            chunk=CHUNK,
             **conditions,
         )
         if smallest is None:
@@ -72,24 +71,6 @@ def run(bench: Bench) -> None:
             **conditions,
         )
         _consolidated(bench, world, rows, registry=registry, mapped=mapped)
-
-
-def _core(registry: Registry, rows: NDArray[np.uint32], mode: str) -> Callable[[int], NDArray[np.float64]]:
-    """Time calls inside the core: seconds of each, as the mean over a few neighbours."""
-
-    def timed(calls: int) -> NDArray[np.float64]:
-        nanoseconds, _ = registry.time_assembly(
-            rows,
-            mode=mode,
-            per_capability=1,
-            probes=CANDIDATES,
-            chunk=_CHUNK,
-            seed=1,
-            calls=calls * _CHUNK,
-        )
-        return nanoseconds * 1e-9
-
-    return timed
 
 
 def _growth(bench: Bench, core: Case, agents: int, fewest: int, smallest: Case) -> None:
@@ -254,8 +235,8 @@ def _consolidated(
     if bench.wants("pyroaring_greedy") and bench.peer("pyroaring_greedy", module="pyroaring") is not None:
         peers.append(Case("pyroaring_greedy", op=_pyroaring_greedy(world), inputs=requests, max_calls=400))
     conditions: dict[str, Any] = {"capabilities": rows.shape[1]}
-    ours = Case("pandacore", timed=_core(registry, mapped, "consolidated"))
-    bench.compare("consolidated_p50", ours, peers, agents=agents, chunk=_CHUNK, **conditions)
+    ours = Case("pandacore", timed=in_core(registry, mapped, "consolidated"))
+    bench.compare("consolidated_p50", ours, peers, agents=agents, chunk=CHUNK, **conditions)
     if not bench.wants("numpy_greedy"):
         return
     # Team sizes on the same requests; the peer looks at every holder, so few requests must do.

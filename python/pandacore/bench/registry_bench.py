@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pandacore.bench.frame import Bench, Case
-from pandacore.bench.world import CANDIDATES, World
+from pandacore.bench.world import World, in_core
 from pandacore.registry import Registry
 
 __all__ = ["PEERS", "run"]
@@ -197,21 +197,7 @@ def _announcements(
 def _under_updates(bench: Bench, world: World, registry: Registry) -> None:
     """Assembly beside a thread that applies load updates as fast as it can."""
     rows = world.handles(registry)[world.requests(200 if bench.quick else 1_000, 8, bench.rng(9))]
-    chunk = 8
-
-    def timed(calls: int) -> NDArray[np.float64]:
-        nanoseconds, _ = registry.time_assembly(
-            rows,
-            mode="dedicated",
-            per_capability=1,
-            probes=CANDIDATES,
-            chunk=chunk,
-            seed=1,
-            calls=calls * chunk,
-        )
-        return nanoseconds * 1e-9
-
-    case = Case("pandacore", timed=timed)
+    case = Case("pandacore", timed=in_core(registry, rows, "dedicated"))
     alone = bench.measure([case])["pandacore"].p50
     stop = threading.Event()
     applied = 0

@@ -6,6 +6,7 @@ alive and trusted. Requests draw distinct capabilities from the same law, among 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 
 from pandacore.registry import Registry
 
-__all__ = ["World"]
+__all__ = ["CANDIDATES", "CHUNK", "World", "in_core"]
 
 MOST = 8
 """Most capabilities of one agent."""
 CANDIDATES = 16
 """Candidates per capability that all contenders look at."""
+CHUNK = 8
+"""Calls of the core between two looks at the clock."""
 
 
 @dataclass(frozen=True)
@@ -150,3 +153,21 @@ def _repeated(rows: NDArray[np.uint32]) -> NDArray[np.bool_]:
     for i in range(1, rows.shape[1]):
         marks[:, i] = (rows[:, :i] == rows[:, i : i + 1]).any(axis=1)
     return marks
+
+
+def in_core(registry: Registry, rows: NDArray[np.uint32], mode: str) -> Callable[[int], NDArray[np.float64]]:
+    """Time calls inside the core: seconds of each, as the mean over a few neighbours."""
+
+    def timed(calls: int) -> NDArray[np.float64]:
+        nanoseconds, _ = registry.time_assembly(
+            rows,
+            mode=mode,
+            per_capability=1,
+            probes=CANDIDATES,
+            chunk=CHUNK,
+            seed=1,
+            calls=calls * CHUNK,
+        )
+        return nanoseconds * 1e-9
+
+    return timed
