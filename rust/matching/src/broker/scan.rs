@@ -3,10 +3,12 @@ use super::graph::{key_of, offer, pack, slot_of};
 use super::kernels::{Block, Panel, Query, ROWS};
 use super::store::Store;
 
-/// Slots that are looked at together.
-const STEP: usize = 16;
+/// Codes between two looks at the pool.
+const STEP: usize = 64;
+/// Sketches between two of them. Few, so that the next ones are asked for at the pace at which they are looked at.
+const SKETCHES: usize = 16;
 /// Sketches on their way while others are looked at: as many as keep the memory busy.
-const AHEAD: usize = 4 * STEP;
+const AHEAD: usize = 64;
 /// Slots that are collected before any is looked at.
 const ROOM: usize = 512;
 
@@ -24,6 +26,7 @@ pub(super) fn scan(
     pool.clear();
     let mut ids = [0u32; ROOM + AHEAD + 64];
     let mut keys = [0i32; STEP];
+    let step = if sieved { SKETCHES } else { STEP };
     let mut scored = 0;
     let mut look = |ids: &mut [u32], pool: &mut Vec<u64>| {
         let mut count = ids.len();
@@ -50,19 +53,19 @@ pub(super) fn scan(
         }
         if count >= ROOM + AHEAD {
             let mut at = 0;
-            while at + STEP + AHEAD <= count {
+            while at + step + AHEAD <= count {
                 if sieved {
-                    let ahead = &ids[at + AHEAD..at + AHEAD + STEP];
+                    let ahead = &ids[at + AHEAD..at + AHEAD + step];
                     ahead.iter().for_each(|&id| store.prefetch_sketch(id));
                 }
-                look(&mut ids[at..at + STEP], pool);
-                at += STEP;
+                look(&mut ids[at..at + step], pool);
+                at += step;
             }
             ids.copy_within(at..count, 0);
             count -= at;
         }
     }
-    ids[..count].chunks_mut(STEP).for_each(|ids| look(ids, pool));
+    ids[..count].chunks_mut(step).for_each(|ids| look(ids, pool));
     scored
 }
 
