@@ -47,7 +47,7 @@ K = 10
 M = 16
 EF_CONSTRUCTION = 200
 QUERIES = 1_000
-EFS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
+EFS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 SELECTIVITIES = (0.5, 0.1, 0.02, 0.01, 0.001, 0.0001)
 CHURN_SIZE = 20_000
 
@@ -498,12 +498,12 @@ def _filters(bench: Bench, engines: list[Engine], vectors: Matrix, queries: Matr
         speeds: dict[str, float | None] = {"pandacore": len(some) / seconds}
         recalls: dict[str, float | None] = {"pandacore": recall(found, truth)}
         if hnswlib is not None and mask.sum() >= K:
-            few = some[: max(3, min(len(some), int(2_000_000 * share / n * 20) or 3))]
+            few = some[: max(3, int(20_000 * share))]  # it takes up to a second for each
             hnswlib.index.set_ef(64)
+            allowed = mask.tolist().__getitem__
+            query = partial(hnswlib.index.knn_query, few, K, num_threads=1, filter=allowed)
             try:
-                spent, (ids, _) = cpu(
-                    partial(hnswlib.index.knn_query, few, K, num_threads=1, filter=mask.tolist().__getitem__)
-                )
+                spent, (ids, _) = min((cpu(query) for _ in range(2)), key=lambda timed: timed[0])
                 speeds["hnswlib"] = len(few) / spent
                 recalls["hnswlib"] = recall(np.asarray(ids, dtype=np.int64), truth[: len(few)])
             except RuntimeError as error:  # it finds fewer than k
