@@ -225,8 +225,8 @@ class Engine(ABC):
                 yield found
 
     def _bind(self, execute: base.Execute) -> base.Assigned | None:
-        """Choose the agent of an execution; None if that takes time."""
-        raise NotImplementedError
+        """Choose the agent of an execution; None if that takes time, or is not this node's part."""
+        return None
 
     async def _take_in(self, event: base.Event) -> None:
         """Give the machine an event; return once what it wrote is durable."""

@@ -175,12 +175,14 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Subset {
     ids: Vec<u64>,
-    /// The same as slots, for the version it was made at.
+    /// The same as slots, of the last index and version that asked.
     slots: RwLock<Option<Arc<Slots>>>,
 }
 
 #[derive(Debug)]
 struct Slots {
+    /// `SemanticIndex::number`.
+    index: u64,
     version: u64,
     words: Vec<u64>,
 }
@@ -212,7 +214,7 @@ impl Subset {
     fn slots(&self, index: &SemanticIndex) -> Arc<Slots> {
         let current = index.version();
         let cached = self.slots.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(slots) = cached.filter(|slots| slots.version == current) {
+        if let Some(slots) = cached.filter(|slots| (slots.index, slots.version) == (index.number, current)) {
             return slots;
         }
         // Versions are published under this lock, so that ids and version belong together.
@@ -225,7 +227,11 @@ impl Subset {
             }
         }
         drop(ids);
-        let slots = Arc::new(Slots { version, words });
+        let slots = Arc::new(Slots {
+            index: index.number,
+            version,
+            words,
+        });
         *self.slots.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&slots));
         slots
     }
@@ -276,6 +282,8 @@ pub(super) struct Writer {
 #[derive(Debug)]
 pub struct SemanticIndex {
     pub(super) config: Config,
+    /// Tells this index from all others of the process.
+    number: u64,
     pub(super) store: Store,
     pub(super) graph: Graph,
     costs: Costs,
@@ -305,8 +313,10 @@ impl SemanticIndex {
     }
 
     fn with_kernels(config: Config, costs: Costs, kernels: kernels::Kernels) -> Result<Self, BrokerError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         config.check()?;
         Ok(Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             store: Store::new(
                 config.dim,
                 config.metric,

@@ -181,6 +181,37 @@ fn a_batch_of_walks_is_the_walks_one_by_one() {
     }
 }
 
+#[test]
+fn a_subset_serves_several_indexes_in_turns() {
+    let mut rng = Rng::new(5);
+    let data = vectors(&mut rng, 40, 16);
+    let indexes: Vec<SemanticIndex> = [0u64, 20]
+        .map(|first| {
+            let index = SemanticIndex::new(Config::new(16), Costs::default()).unwrap();
+            let ids: Vec<u64> = (first..first + 40).collect();
+            index.put(&ids, &data, 16, 0, Mode::Add, 1).unwrap();
+            index
+        })
+        .into();
+    assert_eq!(indexes[0].version(), indexes[1].version());
+    let subset = Subset::new(vec![25, 30, 50]);
+    let params = Params {
+        subset: Some(&subset),
+        ..Params::default()
+    };
+    for _ in 0..2 {
+        let found = [&indexes[0], &indexes[1]].map(|index| {
+            let mut ids = index
+                .search(&data[..16], &params, &mut SearchScratch::default())
+                .unwrap()
+                .ids;
+            ids.sort_unstable();
+            ids
+        });
+        assert_eq!(found, [vec![25, 30], vec![25, 30, 50]]);
+    }
+}
+
 /// A slot is used again only when nobody can have it in a bitmap: not the readers of versions that show it, and not
 /// those that came before it left the bitmap.
 #[test]
