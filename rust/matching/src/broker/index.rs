@@ -5,16 +5,17 @@
 //! the slots of a write with the next version, and then publishes that version with one store. A reader takes the
 //! published version once and sees exactly the slots that were live in it, so a replaced vector is found under its
 //! old or its new form, never under both or neither.
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use super::epoch::{Epochs, Grace, Guard};
 use super::error::BrokerError;
 use super::graph::{Graph, Lane, MAX_M, TOGETHER, Through, Walk, Work, key_of, slot_of};
 use super::ids::Ids;
 use super::kernels::{self, LANE, Query};
+use super::memory::ByteSlab;
 use super::planner::{Costs, Executor, Situation};
-use super::scan::{Batch, scan, scan_batch};
+use super::scan::{Batch, scan, scan_batch, scan_listed};
 use super::store::{Metric, Rerank, Store, check_rows};
 
 /// Largest dimension of a vector: products of byte codes must fit 32 bits.
@@ -28,6 +29,8 @@ const SOLO: usize = 1_000;
 /// exactness and pays little for more.
 const RERANKED_SCAN: usize = 32;
 const RERANKED_WALK: usize = 16;
+/// A subset has a list of its own if it holds at most one slot in so many.
+const LISTED_SHARE: usize = 4;
 
 /// Settings of an index, fixed at its creation.
 #[derive(Clone, Debug, PartialEq)]
@@ -185,6 +188,42 @@ struct Slots {
     index: u64,
     version: u64,
     words: Vec<u64>,
+    used: AtomicBool,
+    listed: OnceLock<Listed>,
+}
+
+/// The slots of a subset, with a copy of their sketches one after the other: a scan reads them without a gap.
+#[derive(Debug)]
+struct Listed {
+    slots: Vec<u32>,
+    sketches: ByteSlab,
+}
+
+impl Slots {
+    /// The list, from the second time on that it is asked for; nothing if it would be long.
+    fn listed(&self, store: &Store) -> Option<&Listed> {
+        if !self.used.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let count: u32 = self.words.iter().map(|word| word.count_ones()).sum();
+        if count as usize > store.slots() / LISTED_SHARE {
+            return None;
+        }
+        Some(self.listed.get_or_init(|| {
+            let slots: Vec<u32> = each_bit(&self.words).collect();
+            let sketches = store.sketches_of(&slots);
+            Listed { slots, sketches }
+        }))
+    }
+}
+
+/// The places of the bits that are set.
+fn each_bit(words: &[u64]) -> impl Iterator<Item = u32> {
+    (0..).step_by(64).zip(words).flat_map(|(first, &word)| {
+        std::iter::successors(Some(word), |rest| Some(rest & rest.wrapping_sub(1)))
+            .take_while(|&rest| rest != 0)
+            .map(move |rest| first + rest.trailing_zeros())
+    })
 }
 
 impl Subset {
@@ -231,6 +270,8 @@ impl Subset {
             index: index.number,
             version,
             words,
+            used: AtomicBool::new(false),
+            listed: OnceLock::new(),
         });
         *self.slots.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&slots));
         slots
@@ -730,10 +771,51 @@ impl SemanticIndex {
     ) -> Result<Found, BrokerError> {
         self.check_query(query, query.len(), params)?;
         let _guard = self.enter();
+        if let Some(found) = self.search_listed(query, params, scratch) {
+            return Ok(found);
+        }
         let (version, count) = self.filter(params, &mut scratch.allowed);
         let executor = self.plan(params, count, 1);
         self.store.prepare(query, &mut scratch.query);
         Ok(self.answer(params, executor, version, scratch))
+    }
+
+    /// A scan of a subset that is used again and has no other filter beside it; nothing if something else is called for.
+    fn search_listed(
+        &self,
+        query: &[f32],
+        params: &Params<'_>,
+        scratch: &mut SearchScratch,
+    ) -> Option<Found> {
+        let alone = params.require == 0 && params.forbid == 0 && params.exclude.is_empty();
+        if !alone || params.executor.is_some() || params.recall >= 1.0 {
+            return None;
+        }
+        let slots = params.subset?.slots(self);
+        let listed = slots.listed(&self.store)?;
+        let executor = self.plan(params, Some(listed.slots.len()), 1);
+        if executor != Executor::Scan {
+            return None;
+        }
+        let asked = Asked {
+            params,
+            executor,
+            version: slots.version,
+        };
+        let mut query_form = std::mem::take(&mut scratch.query);
+        self.store.prepare(query, &mut query_form);
+        scratch.allowed.clear();
+        scratch.walk.scored = scan_listed(
+            &self.store,
+            &query_form,
+            self.depth(params, executor),
+            (&listed.slots, &listed.sketches),
+            slots.version,
+            &mut scratch.walk.pool,
+        );
+        let found = self.conclude(&asked, &query_form, scratch);
+        scratch.query = query_form;
+        Some(found)
     }
 
     /// Finds the nearest vectors to each of some queries, all in the same version; `queries` holds one row of

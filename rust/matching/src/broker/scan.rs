@@ -1,6 +1,7 @@
 //! The executors that look at every allowed slot.
 use super::graph::{key_of, offer, pack, slot_of};
 use super::kernels::{Block, Panel, Query, ROWS};
+use super::memory::ByteSlab;
 use super::store::Store;
 
 /// Codes between two looks at the pool.
@@ -66,6 +67,45 @@ pub(super) fn scan(
         }
     }
     ids[..count].chunks_mut(step).for_each(|ids| look(ids, pool));
+    scored
+}
+
+/// The same, sieved, for a list of slots whose sketches lie one after the other.
+pub(super) fn scan_listed(
+    store: &Store,
+    query: &Query,
+    limit: usize,
+    (slots, sketches): (&[u32], &ByteSlab),
+    version: u64,
+    pool: &mut Vec<u64>,
+) -> usize {
+    pool.clear();
+    let mut ids = [0u32; SKETCHES];
+    let mut keys = [0i32; SKETCHES];
+    let mut scored = 0;
+    for (part, slots) in slots.chunks(SKETCHES).enumerate() {
+        let ids = &mut ids[..slots.len()];
+        let count = if pool.len() >= limit {
+            let first = (part * SKETCHES) as u32;
+            ids.iter_mut().zip(first..).for_each(|(id, place)| *id = place);
+            let count = store.sieve_in(query, sketches, ids, key_of(pool[limit - 1]));
+            ids[..count]
+                .iter_mut()
+                .for_each(|id| *id = slots[(*id - first) as usize]);
+            count
+        } else {
+            ids.copy_from_slice(slots);
+            slots.len()
+        };
+        if count == 0 {
+            continue;
+        }
+        scored += count;
+        store.score(query, &ids[..count], &mut keys[..count]);
+        for (&key, &id) in keys[..count].iter().zip(&*ids) {
+            take(store, pool, limit, pack(key, id), version);
+        }
+    }
     scored
 }
 

@@ -406,13 +406,34 @@ impl Store {
     /// Keeps the ids that may reach the key `bar`, going by their sketches, and asks for their codes.
     #[inline]
     pub(super) fn sieve(&self, query: &Query, ids: &mut [u32], bar: i32) -> usize {
+        self.sieve_in(query, &self.sketches, ids, bar)
+    }
+
+    /// As [`sieve`](Self::sieve), for places in a copy of sketches that is no longer than the index. The codes that it asks
+    /// for are then not those of the slots: in vain, for the few that are kept.
+    #[inline(always)]
+    pub(super) fn sieve_in(&self, query: &Query, sketches: &ByteSlab, ids: &mut [u32], bar: i32) -> usize {
         self.check(ids);
         let bar = match self.metric {
             Metric::Cosine => bar as f32,
             Metric::InnerProduct => f32::from_bits(ordered(bar) as u32),
         };
         // SAFETY: as in `score`.
-        unsafe { (self.kernels.sieve)(query, &self.sketches, &self.codes, ids, bar) }
+        unsafe { (self.kernels.sieve)(query, sketches, &self.codes, ids, bar) }
+    }
+
+    /// A copy of the sketches of some slots, in their order.
+    ///
+    /// The caller must be allowed to read them (module documentation).
+    pub(super) fn sketches_of(&self, slots: &[u32]) -> ByteSlab {
+        let copies = ByteSlab::new(sketch_stride(self.width));
+        copies.ensure(slots.len());
+        for (place, &slot) in slots.iter().enumerate() {
+            // SAFETY: the slot is written and reachable, so nobody writes it (module documentation); nobody else has
+            // the copies yet.
+            unsafe { copies.write(place, self.sketches.read(slot as usize)) };
+        }
+        copies
     }
 
     /// Asks for a sketch.

@@ -181,6 +181,47 @@ fn a_batch_of_walks_is_the_walks_one_by_one() {
     }
 }
 
+/// From its second use on a small subset is scanned as a list with sketches of its own.
+#[test]
+fn a_subset_that_is_used_again_finds_the_same() {
+    let mut rng = Rng::new(31);
+    let (count, dim) = (4_000, 64);
+    let data = vectors(&mut rng, count, dim);
+    let ids: Vec<u64> = (0..count as u64).collect();
+    for metric in [Metric::Cosine, Metric::InnerProduct] {
+        let config = Config {
+            metric,
+            ..Config::new(dim)
+        };
+        let index = SemanticIndex::new(config, Costs::default()).unwrap();
+        index.put(&ids, &data, dim, 0, Mode::Add, 1).unwrap();
+        let members: Vec<u64> = ids.iter().copied().filter(|id| id % 7 == 0).collect();
+        let subset = Subset::new(members.clone());
+        let queries = vectors(&mut rng, 50, dim);
+        let mut scratch = SearchScratch::default();
+        for round in 0..3 {
+            let mut scored = 0;
+            for query in queries.chunks_exact(dim) {
+                let [again, once] = [&subset, &Subset::new(members.clone())].map(|subset| {
+                    let params = Params {
+                        subset: Some(subset),
+                        ..Params::default()
+                    };
+                    index.search(query, &params, &mut scratch).unwrap()
+                });
+                assert_eq!(again, once, "round {round}");
+                assert_eq!((again.executor, again.ids.len()), (Executor::Scan, 10));
+                assert!(again.ids.iter().all(|&id| id % 7 == 0 && index.contains(id)));
+                scored += again.scored;
+            }
+            assert!(scored < 50 * subset.len() * 3 / 4, "the sieve left {scored}");
+            // A write makes another version, with other slots.
+            let gone: Vec<u64> = ids.iter().copied().filter(|id| id % 63 == 7 * round).collect();
+            index.remove(&gone).unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_subset_serves_several_indexes_in_turns() {
     let mut rng = Rng::new(5);
