@@ -35,16 +35,27 @@ class Proxy:
         self.connections = 0
         self.read = b""
         self.address = ""
+        self._relays: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Proxy]:
         async with await asyncio.start_server(self._relay, "127.0.0.1", 0, ssl=self._outer) as server:
             self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with asyncio.TaskGroup() as self._group:
+            try:
                 yield self
+            finally:
                 server.close()
+                # They end with their callers; one that is cancelled while it connects would leave a socket.
+                if self._relays:
+                    _, left = await asyncio.wait(self._relays, timeout=1)
+                    for relay in left:
+                        relay.cancel()
+                    await asyncio.gather(*self._relays, return_exceptions=True)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._relays.add(task)
         self.connections += 1
         name, _, port = self._target.rpartition(":")
         inner = None
@@ -53,7 +64,13 @@ class Proxy:
             inner.check_hostname, inner.verify_mode = False, ssl.CERT_NONE
             inner.set_alpn_protocols(["h2"])
         there, back = await asyncio.open_connection(name, int(port), ssl=inner)
-        await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
+        try:
+            await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
+        finally:
+            for side in (back, writer):
+                side.close()
+                with contextlib.suppress(OSError, asyncio.CancelledError):
+                    await side.wait_closed()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

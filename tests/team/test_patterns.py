@@ -126,11 +126,13 @@ async def test_three_agents_on_three_hosts_answer(hosts: Hosts, pattern: str) ->
         assert len({pid for _, pid in hosts.ledger()}) == 3
         assert [e.subtask_id for e in kinds(result, pc.SubtaskStarted)] == ["one", "two", "three"]
         done = kinds(result, pc.SubtaskCompleted)
-        assert [(e.subtask_id, e.agent) for e in done] == [
+        # Each host tells of its own commits, so one may be heard of before those ahead of it.
+        assert {(e.subtask_id, e.agent) for e in done} == {
             ("one", "find"),
             ("two", "read"),
             ("three", "tell"),
-        ]
+        }
+        assert len(done) == 3
         # Nothing of the run is left on any host: the second one begins afresh.
         again = await c.run(pc.Task("the task", plan=STEPS), pattern=pattern)
         assert again.output == ANSWER
