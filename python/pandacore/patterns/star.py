@@ -572,7 +572,7 @@ class _Star(StarNode):
             tuple(flight["c"]),
             self.epoch,
             self._contract(digest),
-            # Whom an agent was asked is written down first: without one, nobody was.
+            # Who is asked is written down first: where nobody is named, nobody was asked.
             again and flight["a"] is not None and not self._hub["idempotent"],
             flight.get("m", ""),
             None
