@@ -35,8 +35,8 @@ bench: $(STAMP)/dev ## run every benchmark against its peers (release build, 10^
 	do $(BIN)/pandacore bench $$name --agents 1000000 --json; done
 
 soak: $(STAMP)/dev ## the long tests: minutes, not part of `make test`
-	@PANDACORE_FUZZ_SECONDS=$(FUZZ_SECONDS) PANDACORE_SIM_SEEDS=$(SIM_SEEDS) \
-	  cargo test --release --locked -q -p pandacore-gossip --test fuzz --test sim
+	@PANDACORE_FUZZ_SECONDS=$(FUZZ_SECONDS) PANDACORE_SIM_SEEDS=$(SIM_SEEDS) PANDACORE_SIM_LARGE=1 \
+	  cargo test --release --locked -q -p pandacore-gossip --test fuzz --test sim --test faults --test field_cases
 	@$(BIN)/python -m pytest -m soak --override-ini 'addopts=-ra --import-mode=importlib -p pandacore.testing.fixtures'
 
 mutants: $(STAMP)/dev ## plant each fault of the recovery code: the tests must notice every one

@@ -100,11 +100,12 @@ def _hosts(bench: Bench) -> None:
     for seconds in (30.0, 600.0) if bench.quick else (30.0, 600.0, 86_400.0):
         healed = gossip.simulate_healing(20, seconds, seed)
         bench.emit("sim_heal", healed, "s", hosts=20, partition_seconds=seconds)
-    for most, senders, changes, loss in ((1000, 1, 60, 0.0), (200, 50, 4, 0.05)):
-        hosts = min(most, 100) if bench.quick else most
-        redundancy, pushed, slowest = gossip.simulate_tree(hosts, senders, changes, loss, seed)
+    for senders, changes, loss in ((1, 60, 0.0), (1, 60, 0.05), (100, 3, 0.05)):
+        hosts, senders = (100, min(senders, 20)) if bench.quick else (1_000, senders)
+        redundancy, pushed, alone, slowest = gossip.simulate_tree(hosts, senders, changes, loss, seed)
         bench.emit("sim_tree_redundancy", redundancy, "messages", hosts=hosts, senders=senders, loss=loss)
         bench.emit("sim_tree_pushed", pushed, "share", hosts=hosts, senders=senders, loss=loss)
+        bench.emit("sim_tree_alone", alone, "share", hosts=hosts, senders=senders, loss=loss)
         bench.emit("sim_tree_slowest", slowest, "s", hosts=hosts, senders=senders, loss=loss)
     count = 20 if bench.quick else 200
     trace = gossip.simulate_faults(_FIRST, count)

@@ -372,3 +372,31 @@ fn one_host_cannot_take_all_the_help() {
     let [_, relays, ..] = victim.node.sizes();
     assert_eq!(relays, 8);
 }
+
+/// One accuser who suspects everybody is believed for a few: as many as the square root of the number of hosts.
+#[test]
+fn one_accuser_cannot_make_everybody_suspect() {
+    let mut victim = Victim::new();
+    let all: Vec<u8> = (10..109).collect();
+    for &key in &all {
+        let record = record(key, 2, u64::from(key));
+        victim
+            .step(Input::PeerUp {
+                record,
+                datagram: 1_178,
+            })
+            .unwrap();
+    }
+    for &key in &all {
+        let claim = Claim::by(&*crypto(3), &HOME, &crypto(key).id(), (2, 0));
+        victim.news(Update::Claim(claim)).unwrap();
+    }
+    let suspects = victim
+        .node
+        .members()
+        .filter(|m| m.state == State::Suspect)
+        .count();
+    assert_eq!(suspects, 11, "of 102 hosts");
+    assert_eq!(victim.refused(Reject::TooManyClaims), 88);
+    victim.node.verify();
+}

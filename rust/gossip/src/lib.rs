@@ -30,7 +30,7 @@ pub use node::{
 };
 pub use queue::{Class, OutQueue, Pushed};
 pub use store::{Agent, Digest, LogPosition, Replica, RowChange, StoreMemory};
-pub use swim::{MemberView, State, SwimConfig};
+pub use swim::{MemberView, State, SwimConfig, Transition};
 pub use wire::{
     FRAME_HEADER, Frame, Hello, Kind, MAX_FRAME, VERSION, WireError, comparison_sizes, hello_bytes,
     read_hello,

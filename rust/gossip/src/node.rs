@@ -11,7 +11,9 @@ use crate::host::{Crypto, HostId, HostRecord, Short, Sig};
 use crate::queue::Class;
 use crate::riblt::{self, CELL, Cell};
 use crate::store::{Applied, Digest, Replica};
-use crate::swim::{Ctx, MAX_HINTS, MemberView, Seen, State, Swim, SwimConfig, Timer, Timers, jitter};
+use crate::swim::{
+    Ctx, MAX_HINTS, MemberView, Seen, State, Swim, SwimConfig, Timer, Timers, Transition, jitter,
+};
 use crate::wire::{
     Builder, CellsHead, Frame, Hint, HostDigest, Items, Kind, OfferBody, Place, Probe, RequestBody, RowsHead,
     Update, head, only,
@@ -29,6 +31,12 @@ const PULL_HOSTS: usize = 1024;
 const FLUSH_RECORDS: usize = 10_000;
 /// Batches of one flush that are still pushed; more are announced and pulled.
 const PUSH_BATCHES: usize = 4;
+/// Longest batch that a host which had to pull it pushes on, in bytes; of longer ones it only tells.
+const PASSED_ON: usize = 32 << 10;
+/// How long news is on its way to all, with what it takes for a cut to show.
+const ON_ITS_WAY: Duration = Duration::from_millis(400);
+/// How long the tree may still bring what had to be pulled, before it counts as broken here.
+const SLOW: Duration = Duration::from_secs(2);
 /// Requests and offers kept for the application, and requests remembered against repetition.
 const INBOX: usize = 1024;
 const SEEN_REQUESTS: usize = 10_000;
@@ -263,7 +271,9 @@ pub struct Counters {
     pub pushed_new: u64,
     /// Batches pushed to this host that it had.
     pub pushed_again: u64,
-    /// Batches pulled.
+    /// Batches pulled because a neighbour had them and the tree had not brought them.
+    pub grafted: u64,
+    /// Batches pulled after a comparison.
     pub pulled: u64,
     /// Rows filled in by reconciliation.
     pub repaired: u64,
@@ -334,6 +344,8 @@ struct Sync {
     places: BTreeMap<Short, Place>,
     deadline: Duration,
     waiting: bool,
+    /// The tree broke here: what comes is passed on, for the branches behind this host miss it too.
+    graft: bool,
 }
 
 struct Heard {
@@ -368,8 +380,14 @@ pub struct Node {
     picked: BTreeSet<HostId>,
     /// The neighbour that pushed the newest batch of a host; none when it was pulled.
     carriers: BTreeMap<HostId, HostId>,
-    news: BTreeMap<HostId, Place>,
+    /// What neighbours are told of; whether also those that it should have been pushed to.
+    news: BTreeMap<HostId, (Place, bool)>,
     heard: BTreeMap<HostId, Heard>,
+    /// Of a host, the newest number that had to be pulled, from whom, and until when the tree may bring it.
+    missed: BTreeMap<HostId, (u64, HostId, Duration)>,
+    /// Batches and news that came, older ones for less, and when the last one did.
+    came: f64,
+    came_at: Duration,
     // Repair.
     syncs: BTreeMap<HostId, Sync>,
     repairing: BTreeMap<HostId, Duration>,
@@ -438,6 +456,9 @@ impl Node {
             carriers: BTreeMap::new(),
             news: BTreeMap::new(),
             heard: BTreeMap::new(),
+            missed: BTreeMap::new(),
+            came: 0.0,
+            came_at: now,
             syncs: BTreeMap::new(),
             repairing: BTreeMap::new(),
             decoding: BTreeMap::new(),
@@ -663,6 +684,20 @@ impl Node {
         (self.eager.len(), self.lazy.len())
     }
 
+    /// For checks: from now on every change of how a host is seen is kept, until it is taken.
+    pub fn keep_transitions(&mut self) {
+        self.swim.transitions = Some(Vec::new());
+    }
+
+    /// The changes of how hosts are seen since they were last taken, in order; none when they are not kept.
+    pub fn take_transitions(&mut self) -> Vec<Transition> {
+        self.swim
+            .transitions
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
     /// Checks that everything that is kept twice agrees with a rebuild; for tests.
     ///
     /// # Panics
@@ -886,6 +921,7 @@ impl Node {
                     self.syncs.remove(&host);
                     self.news.remove(&host);
                     self.heard.remove(&host);
+                    self.missed.remove(&host);
                     self.heard.retain(|_, heard| heard.from != host);
                     self.decoding.retain(|(peer, _), _| *peer != host);
                     self.refused.remove(&host);
@@ -1064,9 +1100,9 @@ impl Node {
         let place = self.place(&host);
         if frames.len() <= PUSH_BATCHES {
             for bytes in &frames {
-                self.push(bytes, None, out);
+                self.push(Kind::Batch, bytes, None, out);
             }
-            self.note(host, place);
+            self.note(host, place, false);
         } else {
             // A bulk load: everybody fetches it at its own speed.
             let frame: Arc<[u8]> = Builder::new(Kind::Have).item(&place).done().into();
@@ -1101,8 +1137,8 @@ impl Node {
 
     // -- the tree ------------------------------------------------------------------------------------
 
-    fn push(&mut self, bytes: &[u8], from: Option<HostId>, out: &mut Vec<Output>) {
-        let frame: Arc<[u8]> = Builder::new(Kind::Batch).raw(bytes).done().into();
+    fn push(&mut self, kind: Kind, bytes: &[u8], from: Option<HostId>, out: &mut Vec<Output>) {
+        let frame: Arc<[u8]> = Builder::new(kind).raw(bytes).done().into();
         for to in self.eager.iter().filter(|to| Some(**to) != from) {
             out.push(Output::Stream {
                 to: *to,
@@ -1112,7 +1148,24 @@ impl Node {
         }
     }
 
-    fn prune(&mut self, from: HostId, out: &mut Vec<Output>) {
+    /// How much of what came lately is still on its way to others.
+    fn on_its_way(&self) -> f64 {
+        let passed = self.now.saturating_sub(self.came_at);
+        self.came * (-passed.as_secs_f64() / ON_ITS_WAY.as_secs_f64()).exp()
+    }
+
+    fn something_came(&mut self) {
+        self.came = self.on_its_way() + 1.0;
+        self.came_at = self.now;
+    }
+
+    /// Cuts the branch to a neighbour that brings what another one has brought, with a chance that falls with the
+    /// number of pieces on their way: each of them may meet itself at another place of the same circle, and one cut is
+    /// enough for it. A second one would leave a part without a branch.
+    fn prune(&mut self, rng: &mut Rng, from: HostId, out: &mut Vec<Output>) {
+        if rng.unit() * (1.0 + self.on_its_way()) >= 1.0 {
+            return;
+        }
         if self.eager.remove(&from) {
             self.lazy.insert(from);
         }
@@ -1167,32 +1220,35 @@ impl Node {
         }
     }
 
-    fn note(&mut self, host: HostId, place: Place) {
-        if self.lazy.is_empty() {
-            return;
-        }
+    fn note(&mut self, host: HostId, place: Place, all: bool) {
         if self.news.is_empty() {
             self.timers.set(self.now + self.config.graft / 2, Timer::Lazy);
         }
-        self.news.insert(host, place);
+        let noted = self.news.entry(host).or_insert((place, false));
+        *noted = (place, noted.1 | all);
     }
 
     fn tell_lazy(&mut self, out: &mut Vec<Output>) {
         let news = std::mem::take(&mut self.news);
-        if news.is_empty() {
-            return;
-        }
-        let mut frame = Builder::new(Kind::Have);
-        for place in news.values().take(MAX_ITEMS / 16) {
-            frame.push(place);
-        }
-        let frame: Arc<[u8]> = frame.done().into();
-        for to in &self.lazy {
-            out.push(Output::Stream {
-                to: *to,
-                class: Class::Control,
-                bytes: Arc::clone(&frame),
-            });
+        let places = || news.values().take(MAX_ITEMS / 16);
+        let some: Vec<&Place> = places().filter(|(_, all)| *all).map(|(place, _)| place).collect();
+        let all: Vec<&Place> = places().map(|(place, _)| place).collect();
+        for (to, told) in [(&self.lazy, all), (&self.eager, some)] {
+            if told.is_empty() {
+                continue;
+            }
+            let mut frame = Builder::new(Kind::Have);
+            for place in told {
+                frame.push(place);
+            }
+            let frame: Arc<[u8]> = frame.done().into();
+            for to in to {
+                out.push(Output::Stream {
+                    to: *to,
+                    class: Class::Control,
+                    bytes: Arc::clone(&frame),
+                });
+            }
         }
     }
 
@@ -1211,22 +1267,38 @@ impl Node {
             let mine = self.place(&host);
             if (heard.place.epoch, heard.place.applied) > (mine.epoch, mine.applied) {
                 by_peer.entry(heard.from).or_default().push(heard.place);
+                self.missed
+                    .entry(host)
+                    .or_insert((heard.place.applied, heard.from, self.now + SLOW));
             }
         }
         for (peer, places) in by_peer {
-            if self.swim.state(&peer).is_some_and(State::live) && self.eager.insert(peer) {
-                self.lazy.remove(&peer);
-                stream(out, peer, Class::Control, Builder::new(Kind::Graft));
-            }
-            self.begin_sync(peer, places, out);
+            self.begin_sync(peer, places, true, out);
         }
-        if let Some(next) = self
-            .heard
-            .values()
-            .map(|heard| heard.at + self.config.graft)
-            .min()
-        {
+        self.graft_broken(out);
+        let heard = self.heard.values().map(|heard| heard.at + self.config.graft);
+        let missed = self.missed.values().map(|(_, _, until)| *until);
+        if let Some(next) = heard.chain(missed).min() {
             self.timers.set(next, Timer::Missing);
+        }
+    }
+
+    /// What was pulled and did not come along the tree either shows that it is broken: one who had it pushes from now
+    /// on. Late is not broken: on a lossy path a push may take longer than a pull.
+    fn graft_broken(&mut self, out: &mut Vec<Output>) {
+        let broken = self.missed.values().find(|(_, _, until)| *until <= self.now);
+        let Some(&(_, peer, _)) = broken else { return };
+        self.missed.retain(|_, (_, _, until)| *until > self.now);
+        if self.swim.state(&peer).is_some_and(State::live) && self.eager.insert(peer) {
+            self.lazy.remove(&peer);
+            stream(out, peer, Class::Control, Builder::new(Kind::Graft));
+        }
+    }
+
+    /// The tree brought what had to be pulled.
+    fn not_missed(&mut self, host: &HostId, last: u64) {
+        if self.missed.get(host).is_some_and(|(seq, _, _)| *seq <= last) {
+            self.missed.remove(host);
         }
     }
 
@@ -1301,13 +1373,15 @@ impl Node {
         }
     }
 
-    fn begin_sync(&mut self, peer: HostId, places: Vec<Place>, out: &mut Vec<Output>) {
+    fn begin_sync(&mut self, peer: HostId, places: Vec<Place>, graft: bool, out: &mut Vec<Output>) {
         let deadline = self.now + self.config.pull_timeout;
         let sync = self.syncs.entry(peer).or_insert(Sync {
             places: BTreeMap::new(),
             deadline,
             waiting: false,
+            graft,
         });
+        sync.graft |= graft;
         for place in places {
             if sync.places.len() >= MAX_ITEMS && !sync.places.contains_key(&place.host) {
                 continue;
@@ -1472,7 +1546,7 @@ impl Node {
         let idle = wanted == 0 && telling == 0 && needs.is_empty() && newer.is_empty();
         if !needs.is_empty() || wanted > 0 {
             let all = if wanted > 0 { places } else { needs };
-            self.begin_sync(from, all, out);
+            self.begin_sync(from, all, false, out);
         }
         if answer && !newer.is_empty() {
             self.send_places(Kind::VectorReply, true, &newer, from, out);
@@ -1725,6 +1799,7 @@ impl Node {
                 self.react(rng, out);
                 if self.swim.fresh.len() > before {
                     self.counters.news_new += 1;
+                    self.something_came();
                     self.push_news(Some(from), out);
                 } else {
                     self.counters.news_again += 1;
@@ -1735,7 +1810,7 @@ impl Node {
                             .iter()
                             .all(|carrier| *carrier != from && self.eager.contains(carrier))
                     {
-                        self.prune(from, out);
+                        self.prune(rng, from, out);
                     }
                 }
             }
@@ -1750,9 +1825,9 @@ impl Node {
                 }
                 stream(out, from, Class::Liveness, frame);
             }
-            Kind::Batch => self.pushed(from, body, out)?,
+            kind @ (Kind::Batch | Kind::Passed) => self.pushed(rng, from, kind, body, out)?,
             Kind::Pulled => {
-                self.pulled(body)?;
+                self.pulled(from, body, out)?;
                 self.settle_offers();
             }
             Kind::Have => self.have(from, body)?,
@@ -1911,16 +1986,30 @@ impl Node {
         Ok((view, old))
     }
 
-    fn pushed(&mut self, from: HostId, body: &[u8], out: &mut Vec<Output>) -> Result<(), Reject> {
+    fn pushed(
+        &mut self,
+        rng: &mut Rng,
+        from: HostId,
+        kind: Kind,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Reject> {
         let (view, old) = self.current(body)?;
+        let along = kind == Kind::Batch;
+        if along {
+            self.not_missed(&view.host, view.next() - 1);
+        }
         if old {
             self.counters.pushed_again += 1;
+            if !along {
+                return Ok(());
+            }
             // What was pulled says nothing about the tree: no branch may be cut for it.
             let carrier = self.carriers.get(&view.host);
             if view.host == self.swim.me().host
                 || carrier.is_some_and(|carrier| *carrier != from && self.eager.contains(carrier))
             {
-                self.prune(from, out);
+                self.prune(rng, from, out);
             }
             return Ok(());
         }
@@ -1933,27 +2022,32 @@ impl Node {
         match self.replica.apply(&view, &leaves, false) {
             Applied::Advanced => {
                 self.counters.pushed_new += 1;
-                self.carriers.insert(view.host, from);
+                self.something_came();
+                if along {
+                    self.carriers.insert(view.host, from);
+                } else {
+                    self.carriers.remove(&view.host);
+                }
                 if self.swim.state(&from).is_some_and(State::live) {
                     self.lazy.remove(&from);
                     self.eager.insert(from);
                 }
-                self.push(body, Some(from), out);
+                self.push(kind, body, Some(from), out);
                 let place = self.place(&view.host);
-                self.note(view.host, place);
+                self.note(view.host, place, false);
                 self.settle_offers();
             }
             Applied::Gap => {
                 let mut place = self.place(&view.host);
                 place.applied = view.next() - 1;
-                self.begin_sync(from, vec![place], out);
+                self.begin_sync(from, vec![place], true, out);
             }
             Applied::Duplicate | Applied::Stale => {}
         }
         Ok(())
     }
 
-    fn pulled(&mut self, body: &[u8]) -> Result<(), Reject> {
+    fn pulled(&mut self, from: HostId, body: &[u8], out: &mut Vec<Output>) -> Result<(), Reject> {
         let (view, old) = self.current(body)?;
         if old && !self.repairing.contains_key(&view.host) {
             return Ok(());
@@ -1967,10 +2061,20 @@ impl Node {
         if old {
             self.counters.repaired += self.replica.repair(&view, &leaves) as u64;
         } else if self.replica.apply(&view, &leaves, true) == Applied::Advanced {
-            self.counters.pulled += 1;
+            let graft = self.syncs.get(&from).is_some_and(|sync| sync.graft);
+            if graft {
+                self.counters.grafted += 1;
+            } else {
+                self.counters.pulled += 1;
+            }
+            self.something_came();
             self.carriers.remove(&view.host);
+            let small = body.len() <= PASSED_ON;
+            if graft && small {
+                self.push(Kind::Passed, body, Some(from), out);
+            }
             let place = self.place(&view.host);
-            self.note(view.host, place);
+            self.note(view.host, place, graft && !small);
         }
         Ok(())
     }
@@ -2111,7 +2215,7 @@ impl Node {
         let mut place = self.place(&from);
         place.applied = offer.applied;
         if place.epoch == offer.epoch && self.place(&from).applied < offer.applied {
-            self.begin_sync(from, vec![place], out);
+            self.begin_sync(from, vec![place], false, out);
         }
         self.settle_offers();
         Ok(())

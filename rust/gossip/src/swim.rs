@@ -126,6 +126,17 @@ pub struct MemberView {
     pub since: Duration,
 }
 
+/// One change of how a host is seen. A step may make several: its last state alone could hide one that is not allowed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Transition {
+    /// The host.
+    pub host: HostId,
+    /// Epoch and incarnation of its newest record.
+    pub stamp: (u32, u32),
+    /// What is thought of it now.
+    pub state: State,
+}
+
 struct Suspicion {
     claims: Vec<Claim>,
     own: bool,
@@ -273,6 +284,8 @@ pub(crate) struct Swim {
     /// News that came up since the node last pushed it along the tree.
     pub(crate) fresh: Vec<Update>,
     pub(crate) version: u64,
+    /// For checks: every change, when they are asked for.
+    pub(crate) transitions: Option<Vec<Transition>>,
 }
 
 impl Swim {
@@ -314,6 +327,7 @@ impl Swim {
             seen: Vec::new(),
             fresh: Vec::new(),
             version: 1,
+            transitions: None,
         }
     }
 
@@ -765,9 +779,7 @@ impl Swim {
         ctx.timers
             .set(suspicion.deadline.max(self.grace), Timer::Suspicion(target));
         if member.state == State::Alive {
-            member.state = State::Suspect;
-            member.since = ctx.now;
-            self.version += 1;
+            self.set_state(ctx.now, target, State::Suspect);
             ctx.counters.suspicions += 1;
         }
         self.announce(ctx, Update::Claim(claim));
@@ -848,10 +860,25 @@ impl Swim {
                 }
             }
         }
-        if member.state == State::Suspect {
-            member.state = State::Alive;
-            member.since = ctx.now;
-            self.version += 1;
+        if self.members[target as usize].state == State::Suspect {
+            self.set_state(ctx.now, target, State::Alive);
+        }
+    }
+
+    /// The one place where what is thought of a host changes.
+    fn set_state(&mut self, now: Duration, target: u32, state: State) {
+        let member = &mut self.members[target as usize];
+        if member.state != state || !state.live() {
+            member.since = now;
+        }
+        member.state = state;
+        self.version += 1;
+        if let Some(transitions) = &mut self.transitions {
+            transitions.push(Transition {
+                host: member.record.host,
+                stamp: member.record.stamp(),
+                state,
+            });
         }
     }
 
@@ -883,10 +910,8 @@ impl Swim {
     fn set_gone(&mut self, ctx: &mut Ctx<'_>, target: u32, state: State) {
         let member = &mut self.members[target as usize];
         let was_live = member.state.live();
-        member.state = state;
-        member.since = ctx.now;
         member.forgotten = false;
-        self.version += 1;
+        self.set_state(ctx.now, target, state);
         if was_live {
             self.live -= 1;
             if let Some(at) = self.order.iter().position(|&m| m == target) {
@@ -1045,7 +1070,6 @@ impl Swim {
             }
         };
         self.clear_suspicion(ctx, at);
-        self.version += 1;
         let member = &mut self.members[at as usize];
         let (host, epoch, left) = (record.host, record.epoch, record.left);
         let new_epoch = epoch != member.record.epoch;
@@ -1058,9 +1082,8 @@ impl Swim {
         if left {
             self.set_gone(ctx, at, State::Left);
         } else {
-            member.state = State::Alive;
+            self.set_state(ctx.now, at, State::Alive);
             if !was_live {
-                member.since = ctx.now;
                 self.live += 1;
                 // A random place keeps the probe order of different hosts apart.
                 let place = ctx.rng.below(self.order.len() as u32 + 1) as usize;

@@ -108,38 +108,42 @@ pub enum Kind {
     News = 23,
     /// Stream: [`Hint`]s of news that the sender wants.
     WantNews = 24,
+    /// Stream: a signed batch that was pulled and is passed on, raw: its way says nothing about the tree.
+    Passed = 25,
 }
 
 impl Kind {
+    /// All kinds, in the order of their numbers, which begin at 1.
+    pub(crate) const ALL: [Self; 25] = [
+        Self::Probe,
+        Self::StreamPing,
+        Self::StreamAck,
+        Self::Updates,
+        Self::WantHosts,
+        Self::Batch,
+        Self::Pulled,
+        Self::Have,
+        Self::Prune,
+        Self::Graft,
+        Self::Root,
+        Self::Vector,
+        Self::VectorReply,
+        Self::Pull,
+        Self::PullEnd,
+        Self::Digests,
+        Self::Cells,
+        Self::MoreCells,
+        Self::PullRows,
+        Self::Request,
+        Self::Offer,
+        Self::Hello,
+        Self::News,
+        Self::WantNews,
+        Self::Passed,
+    ];
+
     pub(crate) fn of(byte: u8) -> Option<Self> {
-        use Kind::*;
-        const ALL: [Kind; 24] = [
-            Probe,
-            StreamPing,
-            StreamAck,
-            Updates,
-            WantHosts,
-            Batch,
-            Pulled,
-            Have,
-            Prune,
-            Graft,
-            Root,
-            Vector,
-            VectorReply,
-            Pull,
-            PullEnd,
-            Digests,
-            Cells,
-            MoreCells,
-            PullRows,
-            Request,
-            Offer,
-            Hello,
-            News,
-            WantNews,
-        ];
-        ALL.get(usize::from(byte).wrapping_sub(1)).copied()
+        Self::ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
 }
 

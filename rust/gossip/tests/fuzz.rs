@@ -155,6 +155,11 @@ fn seldom(nodes: &[Node], corpus: &mut BTreeMap<u8, Vec<Vec<u8>>>) {
     let have = vec![frame(Kind::Have, &[&short[..], &[1, 0, 200]].concat())];
     corpus.insert(Kind::Have as u8, have);
     corpus.insert(Kind::Prune as u8, vec![frame(Kind::Prune, &[])]);
+    let passed = corpus[&(Kind::Batch as u8)]
+        .iter()
+        .map(|bytes| frame(Kind::Passed, &bytes[8..]))
+        .collect();
+    corpus.insert(Kind::Passed as u8, passed);
     let news = corpus[&(Kind::News as u8)].clone();
     let updates = news
         .iter()
@@ -272,7 +277,7 @@ fn mutated_frames_of_every_kind_have_no_effect_beyond_counters() {
     let kinds: Vec<u8> = corpus.keys().copied().collect();
     assert_eq!(
         kinds,
-        (1..=24).collect::<Vec<u8>>(),
+        (1..=25).collect::<Vec<u8>>(),
         "every kind of frame is there"
     );
     let target = &mut nodes[0];

@@ -1,8 +1,9 @@
 //! The machine in a simulated network: random faults, planted faults, figures.
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pandacore_gossip::sim::{
-    Action, Checker, Network, Observation, Plan, Tamper, Untouched, Weather, detection, healing, idle,
+    Action, Checker, Network, Observation, Own, Plan, Tamper, Untouched, Weather, detection, healing, idle,
     pauses, run, run_or_shrink, tree,
 };
 use pandacore_gossip::{Kind, Output, Reject, State};
@@ -21,53 +22,20 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[test]
 fn random_faults_break_no_rule_and_everybody_agrees_afterwards() {
-    let mut total = pandacore_gossip::sim::Happened::default();
+    let mut total = BTreeMap::<&str, u64>::new();
     for seed in seeds() {
         match run_or_shrink(&Plan::random(seed), || Box::new(Untouched)) {
             Ok(report) => {
-                let h = report.happened;
-                total.lost += h.lost;
-                total.cut += h.cut;
-                total.duplicated += h.duplicated;
-                total.corrupted += h.corrupted;
-                total.overtaken += h.overtaken;
-                total.repeated += h.repeated;
-                total.disconnected += h.disconnected;
-                total.pauses += h.pauses;
-                total.crashes += h.crashes;
-                total.unsent += h.unsent;
-                total.leaves += h.leaves;
-                total.partitions += h.partitions;
-                total.garbage += h.garbage;
-                total.rejected += h.rejected;
-                total.refutations += h.refutations;
-                total.deaths += h.deaths;
+                for (fault, count) in report.happened.faults() {
+                    *total.entry(fault).or_default() += count;
+                }
             }
             Err(failure) => panic!("{failure}"),
         }
     }
     println!("{total:?}");
     // Each fault really happened, so that none is passed by not occurring.
-    for count in [
-        total.lost,
-        total.cut,
-        total.duplicated,
-        total.corrupted,
-        total.overtaken,
-        total.repeated,
-        total.disconnected,
-        total.pauses,
-        total.crashes,
-        total.unsent,
-        total.leaves,
-        total.partitions,
-        total.garbage,
-        total.rejected,
-        total.refutations,
-        total.deaths,
-    ] {
-        assert!(count > 0, "{total:?}");
-    }
+    assert!(total.values().all(|&count| count > 0), "{total:?}");
 }
 
 #[test]
@@ -147,18 +115,170 @@ fn a_dead_host_that_rises_without_a_new_stamp_is_noticed() {
     caught("at the same stamp", || Box::new(Risen));
 }
 
+/// A planted fault in what hosts show: each breaks another rule.
+struct Shows {
+    others: fn(Duration, usize, &mut Vec<Observation>),
+    own: fn(Duration, usize, &mut Own),
+}
+
+impl Shows {
+    const NOTHING: Self = Self {
+        others: |_, _, _| {},
+        own: |_, _, _| {},
+    };
+}
+
+impl Tamper for Shows {
+    fn view(&mut self, now: Duration, host: usize, view: &mut Vec<Observation>) {
+        (self.others)(now, host, view);
+    }
+
+    fn own(&mut self, now: Duration, host: usize, own: &mut Own) {
+        (self.own)(now, host, own);
+    }
+}
+
 #[test]
 fn a_view_that_goes_back_is_noticed() {
-    struct Back;
-    impl Tamper for Back {
-        fn view(&mut self, _: Duration, host: usize, view: &mut Vec<Observation>) {
-            for seen in view.iter_mut().filter(|seen| host == 1 && seen.stamp.1 > 0) {
-                seen.stamp.1 -= 1;
-                seen.contents = 0;
+    caught("went back", || {
+        Box::new(Shows {
+            others: |now, host, view| {
+                if now.as_secs() % 2 == 1 && host == 1 {
+                    for seen in view.iter_mut().filter(|seen| seen.stamp.1 > 0) {
+                        *seen = Observation {
+                            stamp: (seen.stamp.0, seen.stamp.1 - 1),
+                            contents: None,
+                            ..*seen
+                        };
+                    }
+                }
+            },
+            ..Shows::NOTHING
+        })
+    });
+}
+
+#[test]
+fn two_records_of_one_stamp_are_noticed() {
+    caught("two records", || {
+        Box::new(Shows {
+            others: |_, host, view| {
+                for seen in view.iter_mut().filter(|seen| host == 1 && seen.target == 0) {
+                    seen.contents = Some(1);
+                }
+            },
+            ..Shows::NOTHING
+        })
+    });
+}
+
+#[test]
+fn an_epoch_that_never_was_is_noticed() {
+    caught("an epoch it never had", || {
+        Box::new(Shows {
+            others: |_, _, view| {
+                for seen in view.iter_mut().filter(|seen| seen.stamp.1 > 0) {
+                    seen.stamp = (seen.stamp.0 + 100, 0);
+                }
+            },
+            ..Shows::NOTHING
+        })
+    });
+}
+
+/// The fault of foca 1.0.0: who has refuted a suspicion changes its identity once more.
+#[test]
+fn a_refutation_that_renews_more_than_it_answers_is_noticed() {
+    caught("answered", || {
+        Box::new(Shows {
+            own: |_, _, own| own.stamp.1 *= 2,
+            ..Shows::NOTHING
+        })
+    });
+}
+
+#[test]
+fn a_host_that_accepts_its_own_death_is_noticed() {
+    caught("takes itself for dead", || {
+        Box::new(Shows {
+            own: |now, host, own| {
+                if host == 0 && now.as_secs() > 20 {
+                    own.state = Some(State::Down);
+                }
+            },
+            ..Shows::NOTHING
+        })
+    });
+}
+
+#[test]
+fn what_grows_without_bound_is_noticed() {
+    for size in 0..8 {
+        for seed in 0..3 {
+            struct Grows(usize);
+            impl Tamper for Grows {
+                fn own(&mut self, now: Duration, _: usize, own: &mut Own) {
+                    own.sizes[self.0] += 3_000 * now.as_secs() as usize;
+                }
+            }
+            let violation = run(&Plan::random(seed), &mut Grows(size)).unwrap_err();
+            assert!(violation.what.contains("bounded"), "{violation}");
+        }
+    }
+}
+
+#[test]
+fn a_live_host_that_stays_dead_to_all_is_noticed() {
+    struct Buried;
+    impl Tamper for Buried {
+        fn view(&mut self, now: Duration, host: usize, view: &mut Vec<Observation>) {
+            if now.as_secs() > 20 && host != 0 {
+                for seen in view.iter_mut().filter(|seen| seen.target == 0) {
+                    seen.state = State::Down;
+                }
             }
         }
     }
-    caught("", || Box::new(Back));
+    // A calm network, where nothing else happens. What hosts show of it now is wrong in every step.
+    let plan = Plan {
+        seed: 1,
+        hosts: 5,
+        late: 0,
+        actions: Vec::new(),
+        chaos: Duration::from_secs(200),
+        calm: Duration::from_secs(1),
+    };
+    let violation = run(&plan, &mut Buried).unwrap_err();
+    assert!(violation.what.contains("and is dead to"), "{violation}");
+}
+
+#[test]
+fn a_counter_that_is_used_before_it_is_written_down_is_noticed() {
+    struct Hasty;
+    impl Tamper for Hasty {
+        fn outputs(&mut self, _: usize, outputs: &mut Vec<Output>) {
+            outputs.retain(|output| !matches!(output, Output::Persist { .. }));
+        }
+    }
+    let forgotten = Plan {
+        seed: 4,
+        hosts: 4,
+        late: 0,
+        actions: vec![
+            (Duration::from_secs(10), Action::Crash(2)),
+            (Duration::from_secs(11), Action::Forget(2)),
+            (Duration::from_secs(12), Action::Start(2)),
+        ],
+        chaos: Duration::from_secs(20),
+        calm: Duration::from_secs(60),
+    };
+    let violation = run(&forgotten, &mut Hasty).unwrap_err();
+    assert!(
+        violation.what.contains("before it is written down"),
+        "{violation}"
+    );
+    // And it is a rule that the hosts keep: the lost counter is learnt from the others.
+    run(&forgotten, &mut Untouched).unwrap();
 }
 
 #[test]
@@ -218,6 +338,11 @@ fn the_tree_sends_little_twice() {
     println!("{one:?} {many:?}");
     assert!(one.redundancy <= 0.3, "{one:?}");
     assert!(many.redundancy <= 1.0, "{many:?}");
+    for figures in [one, many] {
+        assert!(figures.pushed >= 0.8, "{figures:?}");
+        assert!(figures.alone >= 0.9999, "{figures:?}");
+        assert!(figures.slowest <= 3.0, "{figures:?}");
+    }
 }
 
 #[test]
@@ -251,8 +376,16 @@ fn news_that_the_tree_does_not_carry_is_asked_for() {
     assert_eq!(knowing.count(), 19);
     network.act(Action::Start(19), &mut tamper);
     until(&mut network, &mut tamper, 38);
-    let knowing = (0..19).filter(|&host| network.state(host, 19) == Some(State::Alive));
-    assert_eq!(knowing.count(), 19, "back within three seconds");
+    let knowing = |network: &Network| {
+        let hosts = 0..19;
+        hosts
+            .filter(|&host| network.state(host, 19) == Some(State::Alive))
+            .count()
+    };
+    // Mentions are few, and a host may be passed by; a comparison tells it then.
+    assert!(knowing(&network) >= 17, "most within three seconds");
+    until(&mut network, &mut tamper, 46);
+    assert_eq!(knowing(&network), 19, "all within eleven");
     assert!(tamper.0 > 0);
 }
 
@@ -289,6 +422,7 @@ fn a_plan_prints_its_actions() {
         plan: Plan {
             seed: 9,
             hosts: 3,
+            late: 0,
             actions: vec![(Duration::from_secs(1), Action::Crash(2))],
             chaos: Duration::from_secs(10),
             calm: Duration::from_secs(10),

@@ -773,6 +773,7 @@ impl PyNode {
             ("lags", counters.lags),
             ("pushed_new", counters.pushed_new),
             ("pushed_again", counters.pushed_again),
+            ("grafted", counters.grafted),
             ("pulled", counters.pulled),
             ("repaired", counters.repaired),
             ("compared_equal", counters.equal),
@@ -954,7 +955,8 @@ pub(crate) fn simulate_healing(py: Python<'_>, hosts: usize, seconds: f64, seed:
     Ok(figure(py.detach(|| pandacore_gossip::sim::healing(hosts, time, seed)))?.seconds)
 }
 
-/// Spreads changes in virtual time: (redundant pushes for each needed one, share pushed, slowest in seconds).
+/// Spreads changes in virtual time: (redundant pushes for each needed one, share pushed, share that arrives without any
+/// comparison, slowest in seconds).
 #[pyfunction]
 pub(crate) fn simulate_tree(
     py: Python<'_>,
@@ -963,9 +965,9 @@ pub(crate) fn simulate_tree(
     changes: u32,
     loss: f64,
     seed: u64,
-) -> PyResult<(f64, f64, f64)> {
+) -> PyResult<(f64, f64, f64, f64)> {
     let f = figure(py.detach(|| pandacore_gossip::sim::tree(hosts, senders, changes, loss, seed)))?;
-    Ok((f.redundancy, f.pushed, f.slowest))
+    Ok((f.redundancy, f.pushed, f.alone, f.slowest))
 }
 
 /// Changes agents on a replica of `agents`: (seconds for each update, bytes an agent).

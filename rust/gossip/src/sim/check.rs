@@ -5,7 +5,13 @@ use std::time::Duration;
 
 use super::network::{Network, Tamper};
 use crate::announcement::Announcement;
+use crate::node::Node;
 use crate::swim::State;
+
+/// A live host that is connected to another is dead to it for no longer than this.
+const HEAL: Duration = Duration::from_secs(30);
+/// Bounds of [`Node::sizes`].
+const BOUNDS: [usize; 8] = [256, 64, 4096, 4096, 512, 10_000, 1 << 16, 3 << 12];
 
 /// How a host sees another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -14,10 +20,41 @@ pub struct Observation {
     pub target: usize,
     /// Epoch and incarnation of its newest record.
     pub stamp: (u32, u32),
-    /// Hash of that record.
-    pub contents: u64,
+    /// Hash of that record, where it was looked at.
+    pub contents: Option<u64>,
     /// What is thought of it.
     pub state: State,
+}
+
+/// How a host sees itself.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Own {
+    /// Its epoch and incarnation.
+    pub stamp: (u32, u32),
+    /// Accusations that it answered.
+    pub refutations: u64,
+    /// Records under its key that it did not write.
+    pub foreign: u64,
+    /// Whether it said goodbye.
+    pub left: bool,
+    /// What it thinks of itself.
+    pub state: Option<State>,
+    /// See [`Node::sizes`].
+    pub sizes: [usize; 8],
+}
+
+impl Own {
+    pub(crate) fn of(node: &Node) -> Self {
+        let (me, counters) = (node.record(), node.counters());
+        Self {
+            stamp: me.stamp(),
+            refutations: counters.refutations,
+            foreign: counters.own_key_seen,
+            left: me.left,
+            state: node.state(&me.host),
+            sizes: node.sizes(),
+        }
+    }
 }
 
 /// A broken rule.
@@ -42,7 +79,7 @@ pub struct Checker {
     lives: Vec<(u64, u32)>,
     used: Vec<Vec<u32>>,
     records: BTreeMap<(usize, u32, u32), u64>,
-    own: Vec<(u32, u32, u64)>,
+    own: Vec<Option<Own>>,
     deaths: Vec<usize>,
     down_since: BTreeMap<(usize, usize), Duration>,
 }
@@ -56,7 +93,7 @@ impl Checker {
             lives: vec![(0, 0); hosts],
             used: vec![Vec::new(); hosts],
             records: BTreeMap::new(),
-            own: vec![(0, 0, 0); hosts],
+            own: vec![None; hosts],
             deaths: Vec::new(),
             down_since: BTreeMap::new(),
         }
@@ -66,109 +103,120 @@ impl Checker {
         std::mem::take(&mut self.deaths)
     }
 
-    /// Checks what `host` shows now against what was seen before.
+    /// Checks what `host` shows of itself now against what it showed before.
     ///
     /// # Errors
     /// A [`Violation`].
-    pub fn observe(&mut self, network: &Network, host: usize, view: &[Observation]) -> Result<(), Violation> {
-        let broken = |what: String| {
-            Err(Violation {
-                at: network.now(),
-                what,
-            })
-        };
-        let Some(node) = network.node(host) else {
-            return Ok(());
-        };
-        let me = node.record();
-
-        let life = (network.starts(host), me.epoch);
-        if life != self.lives[host] {
-            if self.used[host].iter().any(|&used| used >= me.epoch) {
-                return broken(format!("host {host} uses epoch {} again", me.epoch));
+    pub fn own(&mut self, network: &Network, host: usize, own: &Own) -> Result<(), Violation> {
+        let (epoch, incarnation) = own.stamp;
+        let life = (network.starts(host), epoch);
+        if life != self.lives[host] && !network.forgetful(host) {
+            if self.used[host].iter().any(|&used| used >= epoch) {
+                return network.broken(format!("host {host} uses epoch {epoch} again"));
             }
-            self.used[host].push(me.epoch);
+            self.used[host].push(epoch);
             if life.0 != self.lives[host].0 {
                 self.seen[host].clear();
+                self.down_since.retain(|(observer, _), _| *observer != host);
             }
             self.lives[host] = life;
-            self.own[host] = (me.epoch, me.incarnation, node.counters().refutations);
-            self.down_since.retain(|(observer, _), _| *observer != host);
+            self.own[host] = None;
         }
-        if me.epoch > network.epoch(host) {
-            return broken(format!(
-                "host {host} uses epoch {} before it is written down",
-                me.epoch
+        if epoch > network.epoch(host) {
+            return network.broken(format!(
+                "host {host} uses epoch {epoch} before it is written down"
             ));
         }
         // G12: an answer to an accusation changes the incarnation by one, and nothing else does.
-        let (_, incarnation, refutations) = self.own[host];
-        let answered = node.counters().refutations - refutations;
-        let raised = u64::from(me.incarnation - incarnation.min(me.incarnation));
-        if raised > answered + u64::from(me.left) && node.counters().own_key_seen == 0 {
-            return broken(format!(
-                "host {host} raised its incarnation by {raised}, but answered {answered} accusations"
-            ));
+        if let Some(before) = self.own[host] {
+            let answered = own.refutations.saturating_sub(before.refutations);
+            let raised = u64::from(incarnation.saturating_sub(before.stamp.1));
+            let goodbye = u64::from(own.left && !before.left);
+            if raised > answered + goodbye && own.foreign == 0 {
+                return network.broken(format!(
+                    "host {host} raised its incarnation by {raised}, but answered {answered} accusations"
+                ));
+            }
         }
-        self.own[host] = (me.epoch, me.incarnation, node.counters().refutations);
-        if !me.left && node.state(&me.host) != Some(State::Alive) {
-            return broken(format!("host {host} takes itself for dead"));
+        self.own[host] = Some(*own);
+        if !own.left && own.state != Some(State::Alive) {
+            return network.broken(format!("host {host} takes itself for dead"));
         }
-        for (size, bound) in
-            node.sizes()
-                .into_iter()
-                .zip([256, 64, 4096, 4096, 512, 10_000, 1 << 16, 3 << 12])
-        {
+        for (size, bound) in own.sizes.into_iter().zip(BOUNDS) {
             if size > bound.max(network.len() * 8) {
-                return broken(format!(
+                return network.broken(format!(
                     "host {host} holds {size} of something that is bounded by {bound}"
                 ));
             }
         }
+        Ok(())
+    }
 
-        for now in view {
+    /// Checks what `host` thinks of another now against what it thought before.
+    ///
+    /// # Errors
+    /// A [`Violation`].
+    pub fn see(&mut self, network: &Network, host: usize, now: Observation) -> Result<(), Violation> {
+        if let Some(contents) = now.contents {
             let name = (now.target, now.stamp.0, now.stamp.1);
-            if *self.records.entry(name).or_insert(now.contents) != now.contents {
-                return broken(format!(
+            if *self.records.entry(name).or_insert(contents) != contents {
+                return network.broken(format!(
                     "two records of host {} have the stamp {:?}",
                     now.target, now.stamp
                 ));
             }
-            if !self.used[now.target].is_empty()
-                && now.stamp.0 > *self.used[now.target].iter().max().unwrap_or(&0)
-                && now.stamp.0 > network.epoch(now.target)
-            {
-                return broken(format!(
-                    "host {host} knows host {} in an epoch it never had",
-                    now.target
-                ));
-            }
-            let Some(before) = self.seen[host].insert(now.target, *now) else {
-                if now.state == State::Down {
-                    self.deaths.push(now.target);
-                }
-                continue;
-            };
+        }
+        if now.stamp.0 > network.epoch(now.target)
+            && self.used[now.target].iter().all(|&used| used < now.stamp.0)
+        {
+            return network.broken(format!(
+                "host {host} knows host {} in an epoch it never had",
+                now.target
+            ));
+        }
+        let before = self.seen[host].insert(now.target, now);
+        if let Some(before) = before {
             if now.stamp < before.stamp {
-                return broken(format!(
+                return network.broken(format!(
                     "host {host} went back from {:?} to {:?} of host {}",
                     before.stamp, now.stamp, now.target
                 ));
             }
             if !before.state.live() && now.state.live() && now.stamp == before.stamp {
-                return broken(format!(
+                return network.broken(format!(
                     "host {host} took host {} for {:?} and then for {:?} at the same stamp {:?}",
                     now.target, before.state, now.state, now.stamp
                 ));
             }
-            if before.state != State::Down && now.state == State::Down {
-                self.deaths.push(now.target);
-                self.down_since.insert((host, now.target), network.now());
-            } else if now.state != State::Down {
-                self.down_since.remove(&(host, now.target));
-            }
+        }
+        if now.state != State::Down {
+            self.down_since.remove(&(host, now.target));
+        } else if before.is_none_or(|before| before.state != State::Down) {
+            self.deaths.push(now.target);
+            self.down_since.insert((host, now.target), network.now());
         }
         Ok(())
+    }
+
+    /// Checks that no live host that all can reach is dead to most for longer than it takes to heal.
+    ///
+    /// # Errors
+    /// A [`Violation`].
+    pub fn heals(&mut self, network: &Network) -> Result<(), Violation> {
+        let mut dead_to = vec![0; network.len()];
+        for ((observer, target), since) in &self.down_since {
+            if *since + HEAL <= network.now() && network.steady(*observer, *target, HEAL) {
+                dead_to[*target] += 1;
+            }
+        }
+        let most = network.running().len() / 2;
+        match dead_to.iter().position(|&count| count > most) {
+            Some(host) => network.broken(format!(
+                "host {host} lives and is reached, and is dead to {} others for {HEAL:?}",
+                dead_to[host]
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Checks that all running hosts know the same, and that it is true.
@@ -176,12 +224,6 @@ impl Checker {
     /// # Errors
     /// A [`Violation`].
     pub fn agreed(&mut self, network: &Network, tamper: &mut dyn Tamper) -> Result<(), Violation> {
-        let broken = |what: String| {
-            Err(Violation {
-                at: network.now(),
-                what,
-            })
-        };
         let running = network.running();
         let mut roots = Vec::new();
         for &host in &running {
@@ -193,7 +235,7 @@ impl Checker {
                     Some(Observation {
                         target,
                         stamp: m.record.stamp(),
-                        contents: 0,
+                        contents: None,
                         state: m.state,
                     })
                 })
@@ -203,19 +245,21 @@ impl Checker {
                 match view.iter().find(|seen| seen.target == other) {
                     Some(seen) if seen.state == State::Alive => {}
                     Some(seen) => {
-                        return broken(format!(
+                        return network.broken(format!(
                             "at the end host {host} takes host {other} for {:?}",
                             seen.state
                         ));
                     }
-                    None => return broken(format!("at the end host {host} does not know host {other}")),
+                    None => {
+                        return network.broken(format!("at the end host {host} does not know host {other}"));
+                    }
                 }
             }
             if let Some(ghost) = view
                 .iter()
                 .find(|seen| seen.state.live() && !running.contains(&seen.target))
             {
-                return broken(format!(
+                return network.broken(format!(
                     "at the end host {host} takes host {} for live",
                     ghost.target
                 ));
@@ -229,7 +273,7 @@ impl Checker {
                         .map(|agent| agent.announcement)
                         .map(|a: Announcement<'_>| a.since);
                     if since != Some(u64::from(*edition)) {
-                        return broken(format!(
+                        return network.broken(format!(
                             "at the end host {host} has edition {since:?} of an agent of host {owner}, not {edition}"
                         ));
                     }
@@ -238,14 +282,14 @@ impl Checker {
             let agents: usize = running.iter().map(|&h| network.agents(h).len()).sum();
             let listed = node.replica().page(node.collective(), None, usize::MAX).0.len();
             if listed != agents {
-                return broken(format!(
+                return network.broken(format!(
                     "at the end host {host} lists {listed} agents, not {agents}"
                 ));
             }
             roots.push((host, node.root()));
         }
         if let Some(pair) = roots.windows(2).find(|pair| pair[0].1 != pair[1].1) {
-            return broken(format!(
+            return network.broken(format!(
                 "at the end hosts {} and {} have different roots",
                 pair[0].0, pair[1].0
             ));

@@ -4,11 +4,16 @@ use std::time::Duration;
 use super::check::{Checker, Violation};
 use super::network::{Network, Untouched};
 use super::{Action, Weather};
+use crate::node::Config;
 use crate::swim::State;
 
 /// A network whose hosts all know each other, and the time at which that was so.
 fn settled(hosts: usize, seed: u64, limit: Duration) -> Result<(Network, Checker), Violation> {
-    let mut network = Network::new(hosts, seed, Weather::calm());
+    settle(Network::new(hosts, seed, Weather::calm()), limit)
+}
+
+fn settle(mut network: Network, limit: Duration) -> Result<(Network, Checker), Violation> {
+    let hosts = network.len();
     let mut checker = Checker::new(hosts);
     for host in 0..hosts {
         network.act(Action::Start(host), &mut Untouched);
@@ -314,11 +319,58 @@ pub struct TreeFigures {
     pub redundancy: f64,
     /// Share of deliveries that were pushed; the rest was pulled.
     pub pushed: f64,
+    /// Share of deliveries within 10 s of the last change when hosts never compare what they know.
+    pub alone: f64,
     /// Seconds from a change until all hosts had it, at most.
     pub slowest: f64,
 }
 
-/// Lets `senders` hosts change an agent `changes` times each.
+/// Lets `senders` hosts change an agent `changes` times each, in turn, 100 times a second at most.
+fn change(
+    network: &mut Network,
+    checker: &mut Checker,
+    senders: usize,
+    changes: u32,
+    loss: f64,
+) -> Result<(), Violation> {
+    network.act(
+        Action::Weather(Weather {
+            loss,
+            ..Weather::calm()
+        }),
+        &mut Untouched,
+    );
+    let pause = Duration::from_millis((200 / senders as u64).max(10));
+    for _ in 0..changes {
+        for sender in 0..senders {
+            network.act(
+                Action::Publish(sender * network.len() / senders, 1),
+                &mut Untouched,
+            );
+            let next = network.now() + pause;
+            network.until(next, checker, &mut Untouched)?;
+        }
+    }
+    Ok(())
+}
+
+/// Share of hosts and senders so that the host has all that the sender wrote.
+fn reached(network: &Network, senders: usize) -> f64 {
+    let running = network.running();
+    let (mut has, mut all) = (0, 0);
+    for owner in (0..senders).map(|sender| sender * network.len() / senders) {
+        let id = network.id(owner);
+        let place = |host| network.node(host).map(|node| node.replica().position(&id));
+        has += running
+            .iter()
+            .filter(|&&host| place(host) == place(owner))
+            .count();
+        all += running.len();
+    }
+    has as f64 / all.max(1) as f64
+}
+
+/// How changes spread along the tree; once with comparisons, as hosts are, and once without.
 ///
 /// # Errors
 /// A [`Violation`], also when a change is not everywhere after 60 s.
@@ -329,49 +381,37 @@ pub fn tree(
     loss: f64,
     seed: u64,
 ) -> Result<TreeFigures, Violation> {
-    let (mut network, mut checker) = settled(hosts, seed, Duration::from_secs(120))?;
-    network.act(
-        Action::Weather(Weather {
-            loss,
-            ..Weather::calm()
-        }),
-        &mut Untouched,
-    );
+    let limit = Duration::from_secs(120);
+    let never = Config {
+        sync: Duration::from_secs(3_600),
+        ..Config::default()
+    };
+    let alone = Network::with_config(hosts, seed, Weather::calm(), never);
+    let (mut alone, mut checker) = settle(alone, limit)?;
+    change(&mut alone, &mut checker, senders, changes, loss)?;
+    let next = alone.now() + Duration::from_secs(10);
+    alone.until(next, &mut checker, &mut Untouched)?;
+
+    let (mut network, mut checker) = settled(hosts, seed, limit)?;
     let count = |network: &Network| {
-        let mut sums = (0, 0, 0);
+        let mut sums = [0; 4];
         for counters in network
             .running()
             .iter()
             .filter_map(|&h| network.node(h))
             .map(|n| n.counters())
         {
-            sums.0 += counters.pushed_new;
-            sums.1 += counters.pushed_again;
-            sums.2 += counters.pulled;
+            sums[0] += counters.pushed_new;
+            sums[1] += counters.pushed_again;
+            sums[2] += counters.grafted;
+            sums[3] += counters.pulled;
         }
         sums
     };
     let before = count(&network);
-    let mut figures = TreeFigures::default();
-    for _ in 0..changes {
-        for sender in 0..senders {
-            network.act(Action::Publish(sender * hosts / senders, 1), &mut Untouched);
-            let next = network.now() + Duration::from_millis(200 / senders as u64);
-            network.until(next, &mut checker, &mut Untouched)?;
-        }
-    }
+    change(&mut network, &mut checker, senders, changes, loss)?;
     let last = network.now();
-    let everywhere = |network: &Network| {
-        let running = network.running();
-        (0..senders).map(|sender| sender * hosts / senders).all(|owner| {
-            let id = network.id(owner);
-            let place = network.node(owner).map(|node| node.replica().position(&id));
-            running
-                .iter()
-                .all(|&h| network.node(h).map(|node| node.replica().position(&id)) == place)
-        })
-    };
-    while !everywhere(&network) {
+    while reached(&network, senders) < 1.0 {
         let next = network.now() + Duration::from_millis(20);
         network.until(next, &mut checker, &mut Untouched)?;
         if network.now() > last + Duration::from_secs(60) {
@@ -381,10 +421,14 @@ pub fn tree(
             });
         }
     }
-    figures.slowest = (network.now() - last).as_secs_f64();
+    let slowest = (network.now() - last).as_secs_f64();
     let after = count(&network);
-    let (new, again, pulled) = (after.0 - before.0, after.1 - before.1, after.2 - before.2);
-    figures.redundancy = again as f64 / (new + pulled).max(1) as f64;
-    figures.pushed = new as f64 / (new + pulled).max(1) as f64;
-    Ok(figures)
+    let [new, again, grafted, pulled] = [0, 1, 2, 3].map(|i| (after[i] - before[i]) as f64);
+    let needed = (new + grafted + pulled).max(1.0);
+    Ok(TreeFigures {
+        redundancy: again / needed,
+        pushed: new / needed,
+        alone: reached(&alone, senders),
+        slowest,
+    })
 }

@@ -1,25 +1,28 @@
 //! The network: an event queue, connections, weather.
 use core::net::{Ipv4Addr, SocketAddr};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use pandacore_matching::Rng;
 
-use super::check::{Checker, Observation, Violation};
+use super::check::{Checker, Observation, Own, Violation};
 use super::{Action, Happened, Report, Weather};
 use crate::announcement::Announcement;
 use crate::batch::RecordKind;
 use crate::host::{Crypto, HostId, HostRecord, Sig};
-use crate::node::{Command, Config, Input, Node, Output};
-use crate::swim::State;
+use crate::node::{Command, Config, Input, JoinState, Node, Output};
+use crate::swim::{State, Transition};
+use crate::wire::{Kind, VERSION};
 
 /// A connection that carries nothing for so long is lost.
 const IDLE: Duration = Duration::from_secs(30);
 /// A dial that does not succeed for so long fails.
 const DIAL: Duration = Duration::from_secs(2);
 const MAX_QUEUED: usize = 4096;
+/// The group of hosts that reach all groups.
+pub const BRIDGE: u8 = u8::MAX;
 
 /// A planted fault: changes what a host sends, stores or shows. For tests of the checks.
 pub trait Tamper {
@@ -31,8 +34,11 @@ pub trait Tamper {
     /// What a host asks to be done.
     fn outputs(&mut self, _host: usize, _outputs: &mut Vec<Output>) {}
 
-    /// What a host shows.
+    /// What a host shows of others.
     fn view(&mut self, _now: Duration, _host: usize, _view: &mut Vec<Observation>) {}
+
+    /// What a host shows of itself.
+    fn own(&mut self, _now: Duration, _host: usize, _own: &mut Own) {}
 }
 
 /// No planted fault.
@@ -84,7 +90,11 @@ struct Host {
     scheduled: Option<Duration>,
     paused: Duration,
     pause_began: Duration,
-    crash_unsent: bool,
+    /// Things done for its steps so far, and the number of them at which it ends.
+    done: u64,
+    crash_at: Option<u64>,
+    /// Its counter was lost, and it may have learnt of it only by joining.
+    forgot: bool,
     muted: bool,
     agents: BTreeMap<[u8; 32], u32>,
     edition: u32,
@@ -92,6 +102,9 @@ struct Host {
     left: bool,
     starts: u64,
     unreachable_until: Duration,
+    /// When something last happened to it or to its paths.
+    touched: Duration,
+    wall: u64,
     members_version: u64,
 }
 
@@ -159,6 +172,7 @@ struct Link {
     /// Changes when the connection is lost: what was on the way is gone.
     number: u64,
     used: Duration,
+    bad_until: Duration,
 }
 
 /// Hosts and what is between them.
@@ -172,6 +186,7 @@ pub struct Network {
     rng: Rng,
     weather: Weather,
     groups: Vec<u8>,
+    cuts: BTreeSet<(usize, usize)>,
     trace: u64,
     events: u64,
     last_datagram: BTreeMap<(usize, usize), u64>,
@@ -212,7 +227,9 @@ impl Network {
                     scheduled: None,
                     paused: Duration::ZERO,
                     pause_began: Duration::ZERO,
-                    crash_unsent: false,
+                    done: 0,
+                    crash_at: None,
+                    forgot: false,
                     muted: false,
                     agents: BTreeMap::new(),
                     edition: 0,
@@ -220,6 +237,8 @@ impl Network {
                     left: false,
                     starts: 0,
                     unreachable_until: Duration::ZERO,
+                    touched: Duration::ZERO,
+                    wall: 0,
                     members_version: 0,
                 }
             })
@@ -227,6 +246,7 @@ impl Network {
         let by_id = hosts.iter().enumerate().map(|(at, host)| (host.id, at)).collect();
         Self {
             groups: vec![0; hosts.len()],
+            cuts: BTreeSet::new(),
             hosts,
             by_id,
             links: BTreeMap::new(),
@@ -243,6 +263,10 @@ impl Network {
             deaths: Vec::new(),
             collective: [7; 32],
         }
+    }
+
+    pub(crate) fn broken<T>(&self, what: String) -> Result<T, Violation> {
+        Err(Violation { at: self.now, what })
     }
 
     /// Virtual time.
@@ -308,7 +332,35 @@ impl Network {
             && it.paused <= self.now
             && it.unreachable_until <= self.now
             && !it.muted
+            && self.cuts.is_empty()
             && self.groups.iter().all(|group| *group == self.groups[0])
+    }
+
+    /// Whether two hosts have run, and could reach each other, for at least `time`.
+    #[must_use]
+    pub fn steady(&self, a: usize, b: usize, time: Duration) -> bool {
+        [a, b].iter().all(|&host| {
+            let it = &self.hosts[host];
+            it.node.is_some() && !it.left && it.paused.max(it.touched) + time <= self.now
+        }) && self.reachable(a, b)
+            && self.reachable(b, a)
+    }
+
+    /// How many things a host has done for its steps: a crash may come before each of them.
+    #[must_use]
+    pub fn done(&self, host: usize) -> u64 {
+        self.hosts[host].done
+    }
+
+    /// Whether a host lost its counter of starts and has not joined since.
+    #[must_use]
+    pub(crate) fn forgetful(&self, host: usize) -> bool {
+        let it = &self.hosts[host];
+        it.forgot
+            && it
+                .node
+                .as_ref()
+                .is_some_and(|node| node.join_state() != JoinState::Complete)
     }
 
     /// How the run went so far.
@@ -335,7 +387,29 @@ impl Network {
     }
 
     fn reachable(&self, from: usize, to: usize) -> bool {
-        self.groups[from] == self.groups[to] && !self.hosts[from].muted
+        let (a, b) = (self.groups[from], self.groups[to]);
+        (a == b || a == BRIDGE || b == BRIDGE)
+            && !self.hosts[from].muted
+            && (self.cuts.is_empty() || !self.cuts.contains(&(from, to)))
+    }
+
+    /// Whether the weather takes a packet on its way.
+    fn taken(&mut self, from: usize, to: usize) -> bool {
+        let lost = self.weather.loss > 0.0 && self.rng.unit() < self.weather.loss;
+        if self.weather.burst <= 0.0 {
+            return lost;
+        }
+        let now = self.now;
+        if self.rng.unit() < self.weather.burst {
+            let until = now + Duration::from_secs_f64(0.1 + 0.9 * self.rng.unit());
+            self.links.entry((from, to)).or_default().bad_until = until;
+        }
+        let burst = self
+            .links
+            .get(&(from, to))
+            .is_some_and(|link| link.bad_until > now);
+        self.happened.in_bursts += u64::from(burst);
+        lost || burst
     }
 
     fn delay(&mut self) -> Duration {
@@ -360,6 +434,10 @@ impl Network {
             let Some(Reverse(Queued { at, event, .. })) = self.queue.pop() else {
                 break;
             };
+            if at.as_secs() > self.now.as_secs() {
+                self.now = at;
+                checker.heals(self)?;
+            }
             self.now = at;
             self.events += 1;
             self.happen(event, checker, tamper)?;
@@ -457,7 +535,7 @@ impl Network {
         if !open {
             return Ok(());
         }
-        let lost = !self.reachable(from, to) || self.rng.unit() < self.weather.loss;
+        let lost = !self.reachable(from, to) || self.taken(from, to);
         let used = self.links[&(from, to)].used;
         if lost || self.hosts[to].node.is_none() {
             if self.now >= used + IDLE {
@@ -529,7 +607,7 @@ impl Network {
             && self.reachable(from, to)
             && self.reachable(to, from);
         // Three flights, any of which can be lost; lost ones are repeated.
-        if up && (0..3).all(|_| self.rng.unit() >= self.weather.loss) {
+        if up && !self.taken(from, to) && !self.taken(to, from) && !self.taken(from, to) {
             let (a, b) = (self.hosts[from].node.as_ref(), self.hosts[to].node.as_ref());
             let (Some(a), Some(b)) = (a.map(|n| n.record().clone()), b.map(|n| n.record().clone())) else {
                 return Ok(());
@@ -632,27 +710,27 @@ impl Network {
             Payload::Datagram(mut bytes) => {
                 self.numbers += 1;
                 let sent = self.numbers;
-                if self.rng.unit() < self.weather.loss {
+                if self.taken(from, to) {
                     self.happened.lost += 1;
                     return;
                 }
                 if self.weather.corrupt > 0.0 && self.rng.unit() < self.weather.corrupt {
-                    self.happened.corrupted += 1;
-                    let at = self.rng.below(bytes.len() as u32) as usize;
-                    bytes[at] ^= 1 << self.rng.below(8);
+                    self.corrupt(&mut bytes);
                 }
                 if self.weather.duplicate > 0.0 && self.rng.unit() < self.weather.duplicate {
-                    self.happened.duplicated += 1;
-                    let at = self.now + self.delay();
-                    self.schedule(
-                        at,
-                        Event::Datagram {
-                            from,
-                            to,
-                            bytes: bytes.clone(),
-                            sent,
-                        },
-                    );
+                    for _ in 0..1 + self.rng.below(self.weather.copies.max(1)) {
+                        self.happened.duplicated += 1;
+                        let at = self.now + self.delay();
+                        self.schedule(
+                            at,
+                            Event::Datagram {
+                                from,
+                                to,
+                                bytes: bytes.clone(),
+                                sent,
+                            },
+                        );
+                    }
                 }
                 let at = self.now + self.delay();
                 self.schedule(
@@ -696,6 +774,24 @@ impl Network {
         }
     }
 
+    fn corrupt(&mut self, bytes: &mut Vec<u8>) {
+        let at = self.rng.below(bytes.len() as u32) as usize;
+        match self.rng.below(3) {
+            0 => {
+                self.happened.truncated += 1;
+                bytes.truncate(at);
+            }
+            1 => {
+                self.happened.versions += 1;
+                bytes[0] = self.rng.below(256) as u8;
+            }
+            _ => {
+                self.happened.corrupted += 1;
+                bytes[at] ^= 1 << self.rng.below(8);
+            }
+        }
+    }
+
     fn step(
         &mut self,
         host: usize,
@@ -712,64 +808,80 @@ impl Network {
         }
         let changed = node.members_version() != it.members_version;
         it.members_version = node.members_version();
+        let transitions = node.take_transitions();
         self.carry_out(host, outputs, tamper);
-        if changed || self.events.is_multiple_of(512) {
-            self.check(host, checker, tamper)?;
-        }
-        Ok(())
+        self.check(host, &transitions, changed, checker, tamper)
     }
 
     fn check(
         &mut self,
         host: usize,
+        transitions: &[Transition],
+        changed: bool,
         checker: &mut Checker,
         tamper: &mut dyn Tamper,
     ) -> Result<(), Violation> {
         let Some(node) = &self.hosts[host].node else {
             return Ok(());
         };
-        if self.events.is_multiple_of(64) {
+        if self.events.is_multiple_of(512) {
             node.verify();
         }
-        let mut view: Vec<Observation> = node
-            .members()
-            .filter_map(|member| {
-                Some(Observation {
-                    target: *self.by_id.get(&member.record.host)?,
-                    stamp: member.record.stamp(),
-                    contents: fold(&member.record.sig.bytes(), 5),
-                    state: member.state,
+        let mut own = Own::of(node);
+        tamper.own(self.now, host, &mut own);
+        checker.own(self, host, &own)?;
+        for transition in transitions {
+            let Some(target) = self.number(&transition.host) else {
+                continue;
+            };
+            // Its contents are compared where the whole view is looked at: the record may have changed since.
+            let seen = Observation {
+                target,
+                stamp: transition.stamp,
+                contents: None,
+                state: transition.state,
+            };
+            checker.see(self, host, seen)?;
+        }
+        if changed || self.events.is_multiple_of(512) {
+            let mut view: Vec<Observation> = node
+                .members()
+                .filter_map(|member| {
+                    Some(Observation {
+                        target: *self.by_id.get(&member.record.host)?,
+                        stamp: member.record.stamp(),
+                        contents: Some(fold(&member.record.sig.bytes(), 5)),
+                        state: member.state,
+                    })
                 })
-            })
-            .collect();
-        tamper.view(self.now, host, &mut view);
-        let before = self.deaths.len();
-        checker.observe(self, host, &view)?;
-        let deaths = checker.take_deaths();
-        for target in deaths {
+                .collect();
+            tamper.view(self.now, host, &mut view);
+            for seen in view {
+                checker.see(self, host, seen)?;
+            }
+        }
+        for target in checker.take_deaths() {
             self.happened.deaths += 1;
             if self.healthy(target) {
                 self.happened.false_deaths += 1;
             }
             self.deaths.push((self.now, host, target));
         }
-        debug_assert!(self.deaths.len() >= before);
         Ok(())
     }
 
     fn carry_out(&mut self, host: usize, mut outputs: Vec<Output>, tamper: &mut dyn Tamper) {
         tamper.outputs(host, &mut outputs);
-        for output in &outputs {
-            if let Output::Persist { epoch } = output {
-                self.hosts[host].epoch = *epoch;
-            }
-        }
-        if self.hosts[host].crash_unsent && !outputs.is_empty() {
-            self.happened.unsent += 1;
-            self.crash(host);
-            return;
-        }
+        let (first, count) = (self.hosts[host].done, outputs.len() as u64);
         for output in outputs {
+            let it = &mut self.hosts[host];
+            if it.crash_at.is_some_and(|at| it.done >= at) {
+                self.happened.crashes += 1;
+                self.happened.unsent += u64::from(it.done > first && it.done < first + count);
+                self.crash(host);
+                return;
+            }
+            it.done += 1;
             match output {
                 Output::Datagram { to, bytes } => {
                     if let Some(to) = self.number(&to) {
@@ -794,7 +906,10 @@ impl Network {
                         self.disconnect(host, peer);
                     }
                 }
-                Output::Persist { .. } => {}
+                Output::Persist { epoch } => {
+                    it.epoch = epoch;
+                    it.forgot = false;
+                }
                 Output::Stop(_) => {
                     self.crash(host);
                     return;
@@ -826,7 +941,8 @@ impl Network {
             .as_ref()
             .map_or(0, |n| n.counters().refutations);
         self.hosts[host].node = None;
-        self.hosts[host].crash_unsent = false;
+        self.hosts[host].crash_at = None;
+        self.hosts[host].touched = self.now;
         self.hosts[host].scheduled = None;
         for other in 0..self.hosts.len() {
             // The other side does not know: its packets vanish, until it gives up.
@@ -883,24 +999,37 @@ impl Network {
             Action::Weather(weather) => self.weather = weather,
             Action::Partition(groups) => {
                 self.happened.partitions += 1;
+                self.happened.bridges += u64::from(groups.contains(&BRIDGE));
                 for host in 0..self.hosts.len() {
                     self.groups[host] = groups.get(host).copied().unwrap_or(0);
+                    self.hosts[host].touched = self.now;
                 }
             }
             Action::Mute(host) => {
-                self.happened.partitions += 1;
+                self.happened.one_way += 1;
                 self.hosts[host].muted = true;
+                self.hosts[host].touched = self.now;
+            }
+            Action::Cut(from, to) => {
+                self.happened.one_way += 1;
+                self.cuts.insert((from, to));
+                for host in [from, to] {
+                    self.hosts[host].touched = self.now;
+                }
             }
             Action::Heal => {
-                let cut = self.groups.iter().any(|group| *group != self.groups[0]);
+                let cut = self.groups.iter().any(|group| *group != self.groups[0]) || !self.cuts.is_empty();
                 for host in &mut self.hosts {
                     // Suspicions of the time before may still ripen.
                     if cut || host.muted {
                         host.unreachable_until = far;
                     }
                     host.muted = false;
+                    host.crash_at = None;
+                    host.touched = self.now;
                 }
                 self.groups.fill(0);
+                self.cuts.clear();
             }
             Action::Pause(host, time) => {
                 if self.hosts[host].node.is_some() {
@@ -919,10 +1048,20 @@ impl Network {
                     self.crash(host);
                 }
             }
-            Action::CrashUnsent(host) => {
-                if self.hosts[host].node.is_some() {
-                    self.happened.crashes += 1;
-                    self.hosts[host].crash_unsent = true;
+            Action::CrashAfter(host, count) => {
+                self.hosts[host].crash_at = Some(self.hosts[host].done + u64::from(count));
+            }
+            Action::Forget(host) => {
+                if self.hosts[host].node.is_none() {
+                    self.hosts[host].epoch = 0;
+                    self.hosts[host].forgot = true;
+                }
+            }
+            Action::Clock(host, seconds) => {
+                self.happened.clocks += 1;
+                self.hosts[host].wall = seconds;
+                if let Some(node) = &mut self.hosts[host].node {
+                    node.set_wall(seconds);
                 }
             }
             Action::Start(host) => self.start(host, tamper),
@@ -961,9 +1100,9 @@ impl Network {
                 let from = self.hosts[rng.below(self.hosts.len() as u32) as usize].id;
                 let now = self.now;
                 for stream in [false, true] {
-                    let kind = 1 + rng.below(22) as u8;
+                    let kind = rng.below(Kind::ALL.len() as u32 + 2) as u8;
                     let len = rng.below(200);
-                    let mut bytes = vec![crate::wire::VERSION, kind, 0, 0];
+                    let mut bytes = vec![VERSION, kind, 0, 0];
                     bytes.extend_from_slice(&len.to_le_bytes());
                     bytes.extend((0..len).map(|_| rng.below(256) as u8));
                     let it = &mut self.hosts[host];
@@ -993,6 +1132,8 @@ impl Network {
             return;
         }
         self.happened.starts += 1;
+        let others = self.hosts.iter().any(|host| host.node.is_some());
+        self.happened.late += u64::from(others && self.hosts[host].starts == 0 && self.now > Duration::ZERO);
         // Written down before anything is sent; a crash in between only skips a number.
         self.hosts[host].epoch = tamper.epoch(host, self.hosts[host].epoch + 1);
         let now = self.now;
@@ -1030,7 +1171,12 @@ impl Network {
             &mut it.rng,
             &mut outputs,
         ));
+        if let Some(node) = &mut it.node {
+            node.keep_transitions();
+            node.set_wall(it.wall);
+        }
         it.starts += 1;
+        it.touched = now;
         it.members_version = 0;
         it.paused = Duration::ZERO;
         it.unreachable_until = now + Duration::from_secs(5);
