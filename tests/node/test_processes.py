@@ -116,12 +116,14 @@ async def test_twenty_starts_of_one_key_leave_one_live_entry() -> None:
             again.announce(Announcement(bytes([9]) * 32, ["a"], name=f"start {number}"))
             await again.wait_async(again.version, timeout_s=0.1)
             again.close(leave=number % 2 == 0)
+        seen = max(m.epoch for m in node.members() if m.id == key.public)
         last = Node.start(key, HOME, seeds=[node.address])
         await last.join(10)
         last.announce(Announcement(bytes([9]) * 32, ["a"], name="the last"))
         await until(node, lambda: [a.name for a in node.agents()] == ["the last"], 10)
         assert [(m.id, m.state) for m in node.members() if not m.is_self] == [(key.public, "alive")]
-        assert last.epoch >= 20
+        # A start that was killed before anybody heard of its epoch leaves it to the next one.
+        assert last.epoch > seen >= 10
         await last.leave()
 
 

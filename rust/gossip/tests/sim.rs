@@ -60,17 +60,19 @@ fn the_same_seed_has_the_same_trace() {
 }
 
 /// Runs seeds until the planted fault is found, and expects that it is found for the right reason.
-fn caught(expected: &str, tamper: impl Fn() -> Box<dyn Tamper>) {
+/// Which of several rules is broken first may differ.
+fn caught(expected: &[&str], tamper: impl Fn() -> Box<dyn Tamper>) {
     for seed in 0..20 {
         if let Err(failure) = run_or_shrink(&Plan::random(seed), &tamper) {
             let text = failure.to_string();
-            assert!(failure.violation.what.contains(expected), "{text}");
+            let what = &failure.violation.what;
+            assert!(expected.iter().any(|part| what.contains(part)), "{text}");
             assert!(text.contains(&format!("seed {seed}")), "{text}");
             assert!(failure.plan.actions.len() <= Plan::random(seed).actions.len());
             return;
         }
     }
-    panic!("nothing noticed: {expected}");
+    panic!("nothing noticed: {expected:?}");
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn a_start_counter_that_is_not_written_down_is_noticed() {
             1
         }
     }
-    caught("again", || Box::new(Amnesia));
+    caught(&["again", "two records"], || Box::new(Amnesia));
 }
 
 #[test]
@@ -97,7 +99,7 @@ fn a_host_that_passes_no_batches_on_and_answers_no_pulls_is_noticed() {
             });
         }
     }
-    caught("at the end", || Box::new(Deaf));
+    caught(&["at the end"], || Box::new(Deaf));
 }
 
 #[test]
@@ -112,7 +114,7 @@ fn a_dead_host_that_rises_without_a_new_stamp_is_noticed() {
             }
         }
     }
-    caught("at the same stamp", || Box::new(Risen));
+    caught(&["at the same stamp"], || Box::new(Risen));
 }
 
 /// A planted fault in what hosts show: each breaks another rule.
@@ -140,7 +142,7 @@ impl Tamper for Shows {
 
 #[test]
 fn a_view_that_goes_back_is_noticed() {
-    caught("went back", || {
+    caught(&["went back"], || {
         Box::new(Shows {
             others: |now, host, view| {
                 if now.as_secs() % 2 == 1 && host == 1 {
@@ -160,7 +162,7 @@ fn a_view_that_goes_back_is_noticed() {
 
 #[test]
 fn two_records_of_one_stamp_are_noticed() {
-    caught("two records", || {
+    caught(&["two records"], || {
         Box::new(Shows {
             others: |_, host, view| {
                 for seen in view.iter_mut().filter(|seen| host == 1 && seen.target == 0) {
@@ -174,7 +176,7 @@ fn two_records_of_one_stamp_are_noticed() {
 
 #[test]
 fn an_epoch_that_never_was_is_noticed() {
-    caught("an epoch it never had", || {
+    caught(&["an epoch it never had"], || {
         Box::new(Shows {
             others: |_, _, view| {
                 for seen in view.iter_mut().filter(|seen| seen.stamp.1 > 0) {
@@ -189,7 +191,7 @@ fn an_epoch_that_never_was_is_noticed() {
 /// The fault of foca 1.0.0: who has refuted a suspicion changes its identity once more.
 #[test]
 fn a_refutation_that_renews_more_than_it_answers_is_noticed() {
-    caught("answered", || {
+    caught(&["answered"], || {
         Box::new(Shows {
             own: |_, _, own| own.stamp.1 *= 2,
             ..Shows::NOTHING
@@ -199,7 +201,7 @@ fn a_refutation_that_renews_more_than_it_answers_is_noticed() {
 
 #[test]
 fn a_host_that_accepts_its_own_death_is_noticed() {
-    caught("takes itself for dead", || {
+    caught(&["takes itself for dead"], || {
         Box::new(Shows {
             own: |now, host, own| {
                 if host == 0 && now.as_secs() > 20 {
@@ -291,7 +293,7 @@ fn an_end_without_agreement_is_noticed() {
             }
         }
     }
-    caught("does not know host 0", || Box::new(Blind));
+    caught(&["does not know host 0"], || Box::new(Blind));
 }
 
 #[test]
@@ -316,10 +318,15 @@ fn an_idle_host_is_quiet_however_many_agents_it_has() {
 
 #[test]
 fn paused_hosts_harm_nobody_else() {
-    let figures = pauses(40, 0.05, 5, 1).unwrap();
-    println!("{figures:?}");
-    assert_eq!(figures.wrong, 0);
-    assert!(figures.times_idle <= 3.0, "{figures:?}");
+    let mut times = Vec::new();
+    for seed in 1..=5 {
+        let figures = pauses(40, 0.05, 5, seed).unwrap();
+        println!("{figures:?}");
+        assert_eq!(figures.wrong, 0);
+        times.push(figures.times_idle);
+    }
+    let mean = times.iter().sum::<f64>() / 5.0;
+    assert!(mean <= 3.0, "{times:?}");
 }
 
 #[test]

@@ -85,6 +85,7 @@ pub struct Node {
     repairing: BTreeMap<HostId, Duration>,
     decoding: BTreeMap<(HostId, Option<Short>), (u32, Vec<Cell>)>,
     join: JoinState,
+    asked_in: Option<Duration>,
     target: Vec<Place>,
     // Requests.
     seen_requests: BTreeMap<(HostId, u64), Duration>,
@@ -159,6 +160,7 @@ impl Node {
             } else {
                 JoinState::Complete
             },
+            asked_in: None,
             target: Vec::new(),
             seen_requests: BTreeMap::new(),
             rates: BTreeMap::new(),

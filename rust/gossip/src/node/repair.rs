@@ -16,12 +16,19 @@ use crate::wire::{Builder, CellsHead, HostDigest, Items, Kind, Place, RowsHead, 
 const CHUNK: usize = 64 << 10;
 /// Most hosts asked for in one pull.
 const PULL_HOSTS: usize = 1024;
+/// How long the host that is asked to let this one in may take to begin.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Cells of one reconciliation that is kept in memory.
 const MAX_CELLS: usize = 1 << 16;
 
 impl Node {
+    /// Asks one host to let this one in, and another one only when that takes long: lists of all hosts are costly, and
+    /// many may join at once.
     pub(super) fn ask_in(&mut self, peer: HostId, out: &mut Vec<Output>) {
-        stream(out, peer, Class::Control, Builder::new(Kind::WantHosts));
+        if self.asked_in.is_none_or(|asked| self.now >= asked + ASK_AGAIN) {
+            self.asked_in = Some(self.now);
+            stream(out, peer, Class::Control, Builder::new(Kind::WantHosts));
+        }
     }
 
     pub(super) fn compare(&mut self, peer: HostId, out: &mut Vec<Output>) {
