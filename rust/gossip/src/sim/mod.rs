@@ -305,8 +305,8 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {} with {} hosts: {}",
-            self.plan.seed, self.plan.hosts, self.violation
+            "seed {} with {} hosts, {} of them late: {}",
+            self.plan.seed, self.plan.hosts, self.plan.late, self.violation
         )?;
         for (at, action) in &self.plan.actions {
             writeln!(f, "  {at:>10.3?} {action:?}")?;

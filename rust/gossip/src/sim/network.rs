@@ -89,7 +89,6 @@ struct Host {
     epoch: u32,
     scheduled: Option<Duration>,
     paused: Duration,
-    pause_began: Duration,
     /// Things done for its steps so far, and the number of them at which it ends.
     done: u64,
     crash_at: Option<u64>,
@@ -226,7 +225,6 @@ impl Network {
                     epoch: 0,
                     scheduled: None,
                     paused: Duration::ZERO,
-                    pause_began: Duration::ZERO,
                     done: 0,
                     crash_at: None,
                     forgot: false,
@@ -683,8 +681,34 @@ impl Network {
         }
     }
 
+    /// Whether a connection has carried nothing for so long that its ends have given it up: one of them ended or stands
+    /// still, or packets do not arrive. Else it is kept alive.
+    fn expired(&self, from: usize, to: usize) -> bool {
+        let (a, b) = (&self.hosts[from], &self.hosts[to]);
+        let carries = [a, b].iter().all(|host| host.node.is_some() && host.paused <= self.now)
+            && self.reachable(from, to)
+            && self.reachable(to, from)
+            && self.links.get(&(to, from)).is_some_and(|link| link.up);
+        !carries && a.touched.max(b.touched) + IDLE <= self.now
+    }
+
+    /// Gives up connections that have carried nothing for too long; before paths change, for it is not seen afterwards.
+    fn expire(&mut self) {
+        let links = self.links.iter().filter(|(_, link)| link.up);
+        let gone: Vec<(usize, usize)> = links
+            .map(|(ends, _)| *ends)
+            .filter(|&(from, to)| self.expired(from, to))
+            .collect();
+        for (from, to) in gone {
+            self.disconnect(from, to);
+        }
+    }
+
     fn connect(&mut self, from: usize, to: usize) -> bool {
         let now = self.now;
+        if self.links.get(&(from, to)).is_some_and(|link| link.up) && self.expired(from, to) {
+            self.disconnect(from, to);
+        }
         let link = self.links.entry((from, to)).or_default();
         if link.up {
             return true;
@@ -998,6 +1022,7 @@ impl Network {
         match action {
             Action::Weather(weather) => self.weather = weather,
             Action::Partition(groups) => {
+                self.expire();
                 self.happened.partitions += 1;
                 self.happened.bridges += u64::from(groups.contains(&BRIDGE));
                 for host in 0..self.hosts.len() {
@@ -1018,6 +1043,7 @@ impl Network {
                 }
             }
             Action::Heal => {
+                self.expire();
                 let cut = self.groups.iter().any(|group| *group != self.groups[0]) || !self.cuts.is_empty();
                 for host in &mut self.hosts {
                     // Suspicions of the time before may still ripen.
@@ -1035,7 +1061,7 @@ impl Network {
                 if self.hosts[host].node.is_some() {
                     self.happened.pauses += 1;
                     let until = self.now + time;
-                    self.hosts[host].pause_began = self.now;
+                    self.hosts[host].touched = self.now;
                     self.hosts[host].paused = self.hosts[host].paused.max(until);
                     self.hosts[host].unreachable_until = self.hosts[host]
                         .unreachable_until
@@ -1131,6 +1157,7 @@ impl Network {
         if self.hosts[host].node.is_some() {
             return;
         }
+        self.expire();
         self.happened.starts += 1;
         let others = self.hosts.iter().any(|host| host.node.is_some());
         self.happened.late += u64::from(others && self.hosts[host].starts == 0 && self.now > Duration::ZERO);
