@@ -350,7 +350,6 @@ class Node:
         """The id as ``did:key:z6Mk…``."""
         self.collective: bytes = core.collective
         """The collective's id."""
-        self.address: str = core.address
         """Where others reach it, as ``host:port``; a seed for them."""
         self.port: int = core.port
         """The UDP port on which it listens."""
@@ -542,6 +541,11 @@ class Node:
         return self._core.publish([(_TRUST, _core.trust_record_key(r), r) for r in records])
 
     # -- reading -------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where others reach it, as ``host:port``; a seed for them. It follows the machine to a new address."""
+        return self._core.address
 
     @property
     def epoch(self) -> int:

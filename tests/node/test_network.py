@@ -92,7 +92,8 @@ class Host:
         seeds = [] if self.number == 0 and self.starts == 1 else [0, 1]
         facts = {
             "seed": (bytes([1 + self.number % 255]) * 31 + bytes([self.number // 255])).hex(),
-            "bind": f"{self.address}:{PORT}",
+            # Any address: so a host follows the machine when that gets another one.
+            "bind": f"0.0.0.0:{PORT}",
             "seeds": [f"{self.network.address(s)}:{PORT}" for s in seeds if s != self.number],
             "log": str(self.log),
             "errors": str(self.network.folder / f"errors-{self.number}.txt"),
@@ -129,6 +130,17 @@ class Host:
         if self.exit is None:
             self.exit = self.network.ask({"wait": self.pid, "seconds": seconds})
         return self.exit
+
+    def move(self, number: int) -> float:
+        """Take the address of another number, which is free, and give the present one up."""
+        old, self.address = self.address, self.network.address(number)
+        hub, own = self.network.name("hub"), self.network.name(self.number)
+        shell("ip", "-n", hub, "route", "add", f"{self.address}/32", "dev", f"v{self.number}")
+        shell("ip", "-n", own, "address", "add", f"{self.address}/32", "dev", "eth0")
+        moved = time.monotonic()
+        shell("ip", "-n", own, "address", "del", f"{old}/32", "dev", "eth0")
+        shell("ip", "-n", hub, "route", "del", f"{old}/32")
+        return moved
 
     def kill(self) -> float:
         if self.wait() is not None:
@@ -376,6 +388,30 @@ def test_no_packet_passes_the_path_mtu_also_when_it_shrinks_on_the_way(
     assert net.fragments() == 0
 
 
+def test_a_host_whose_address_changes_is_found_at_the_new_one(network: Callable[[int], Network]) -> None:
+    net = network(8)
+    hosts = net.start(8)
+    net.until("eight hosts agree", lambda: net.agree(hosts), 30)
+    start = time.monotonic()
+    # An ordinary host, and then the seed of all.
+    for mover, number in ((hosts[5], 100), (hosts[0], 101)):
+        before, ident = mover.view()["stamps"], mover.view()["id"]
+        mover.move(number)
+        new = f"{mover.address}:{PORT}"
+
+        def found() -> bool:
+            return all(h.view()["addresses"][ident] == new for h in hosts)  # noqa: B023
+
+        seconds = net.until("all know the new address", found, 20)
+        seconds += net.until("and agree", lambda: net.agree(hosts), 20)
+        say(f"host {mover.number} moved: all know after {seconds:.1f} s")
+        assert mover.view()["stamps"][ident][0] == before[ident][0], "the same start"
+    # It was reached all the time, and still is.
+    net.pause(8)
+    assert net.deaths(hosts, start) == []
+    assert net.agree(hosts)
+
+
 @pytest.mark.soak
 def test_fifty_hosts_notice_a_kill_within_eight_seconds(network: Callable[[int], Network]) -> None:
     net = network(50)
@@ -532,6 +568,7 @@ def host(facts: dict[str, Any]) -> None:
             stamps = {m.id.hex()[:16]: (m.epoch, m.incarnation, m.agents) for m in members}
             view = {"id": node.id.hex()[:16], "states": states, "stamps": stamps, "agents": agents}
             view["root"] = node.root().hex()
+            view["addresses"] = {m.id.hex()[:16]: m.addresses[0] for m in members}
             if view != before:
                 before = view
                 log.write(json.dumps({"t": time.monotonic(), **view, **extra}) + "\n")

@@ -28,6 +28,8 @@ const MAX_RECENT: usize = 1 << 13;
 const MAX_WANTED: usize = 1 << 12;
 /// How long news is remembered and can be asked for.
 const RECENT: Duration = Duration::from_secs(60);
+/// How long an answer to an accusation is on its way to all; who has not heard of it then is told by itself.
+const ANSWER_SPREADS: Duration = Duration::from_secs(2);
 /// Most hints in one question.
 pub(crate) const MAX_HINTS: usize = 256;
 /// Most news in one datagram.
@@ -155,6 +157,7 @@ struct Member {
     verdict: Vec<Claim>,
     rtt: Option<(Duration, Duration)>,
     told: Option<Duration>,
+    corrected: Option<Duration>,
     forgotten: bool,
     datagram: usize,
 }
@@ -278,6 +281,8 @@ pub(crate) struct Swim {
     gossiping: bool,
     accused_by: BTreeMap<Short, u32>,
     grace: Duration,
+    /// When the own record was last changed.
+    signed: Duration,
     heal_cursor: usize,
     free: Vec<u32>,
     pub(crate) seen: Vec<Seen>,
@@ -322,6 +327,7 @@ impl Swim {
             gossiping: false,
             accused_by: BTreeMap::new(),
             grace: Duration::ZERO,
+            signed: Duration::ZERO,
             heal_cursor: 0,
             free: Vec::new(),
             seen: Vec::new(),
@@ -931,7 +937,7 @@ impl Swim {
         let hint = update.hint();
         let settled = match update {
             Update::Host(record) => self.learn(ctx, record),
-            Update::Claim(claim) => self.accused(ctx, claim),
+            Update::Claim(claim) => self.accused(ctx, from, claim),
             Update::Hint(hint) => return self.hinted(ctx, from, hint),
         };
         // What was refused may be of use later, when more is known.
@@ -1052,6 +1058,7 @@ impl Swim {
                     verdict: Vec::new(),
                     rtt: None,
                     told: None,
+                    corrected: None,
                     forgotten: true,
                     datagram: SAFE_DATAGRAM,
                 };
@@ -1143,13 +1150,14 @@ impl Swim {
     }
 
     fn sign_me(&mut self, ctx: &mut Ctx<'_>) {
+        self.signed = ctx.now;
         self.me = self.me.clone().signed(&self.collective, &*self.crypto);
         self.version += 1;
         self.announce(ctx, Update::Host(self.me.clone()));
     }
 
     /// Takes a claim in; whether that is settled, or may be tried again.
-    fn accused(&mut self, ctx: &mut Ctx<'_>, claim: Claim) -> bool {
+    fn accused(&mut self, ctx: &mut Ctx<'_>, from: &HostId, claim: Claim) -> bool {
         let stamp = (claim.epoch, claim.incarnation);
         let me = self.me.host;
         let Some(accuser) = self.short(claim.accuser).map(|record| record.host) else {
@@ -1168,6 +1176,8 @@ impl Swim {
                 self.health = (self.health + 1).min(self.config.worst_health);
                 self.me.incarnation += 1;
                 self.sign_me(ctx);
+            } else if stamp < self.me.stamp() {
+                self.correct(ctx, from);
             }
             return true;
         }
@@ -1218,6 +1228,24 @@ impl Swim {
         }
         self.suspect(ctx, target, claim, false);
         true
+    }
+
+    /// Whoever takes this host for dead at an earlier stamp has missed the answer, behind a partition that has ended: it
+    /// hears again, once a second at most. A connection from before may still be open, so that no hello tells it.
+    fn correct(&mut self, ctx: &mut Ctx<'_>, from: &HostId) {
+        if ctx.now < self.signed + ANSWER_SPREADS {
+            return;
+        }
+        let Some(&at) = self.index.get(from) else { return };
+        let member = &mut self.members[at as usize];
+        if member
+            .corrected
+            .is_none_or(|last| ctx.now >= last + Duration::from_secs(1))
+        {
+            member.corrected = Some(ctx.now);
+            let me = [Update::Host(self.me.clone())];
+            self.datagram(ctx, *from, Probe::Gossip, &me);
+        }
     }
 
     // -- input ---------------------------------------------------------------------------------------
@@ -1423,25 +1451,26 @@ impl Swim {
         };
         ctx.timers
             .set(ctx.now + wait / 2 + jitter(ctx.rng, wait), Timer::Heal);
-        let down: Vec<&Member> = self
+        let down: Vec<HostId> = self
             .index
             .values()
             .map(|&at| &self.members[at as usize])
             .filter(|m| m.state == State::Down)
+            .map(|m| m.record.host)
             .collect();
         let tries = if self.live == 0 { 4 } else { 1 };
         for i in 0..tries.min(down.len()) {
-            let member = down[(self.heal_cursor + i) % down.len()];
-            ctx.out.push(Output::Contact {
-                host: Some(member.record.host),
-                address: member.record.address,
+            // A ping, not only a connection: one that was made before it died here may still be open. If it answers, it is
+            // told that it is dead here.
+            let host = down[(self.heal_cursor + i) % down.len()];
+            self.number = self.number.wrapping_add(1);
+            let frame = Builder::new(Kind::Probe).item(&Probe::Ping(self.number)).done();
+            ctx.counters.datagrams_out += 1;
+            ctx.counters.datagram_bytes_out += frame.len() as u64;
+            ctx.out.push(Output::Datagram {
+                to: host,
+                bytes: frame,
             });
-            if let Some(address) = member.record.other {
-                ctx.out.push(Output::Contact {
-                    host: Some(member.record.host),
-                    address,
-                });
-            }
         }
         self.heal_cursor = self.heal_cursor.wrapping_add(tries);
     }

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pandacore_gossip::sim::{
-    Action, Checker, Network, Observation, Own, Plan, Tamper, Untouched, Weather, detection, healing, idle,
-    pauses, run, run_or_shrink, tree,
+    Action, BRIDGE, Checker, Network, Observation, Own, Plan, Tamper, Untouched, Weather, detection, healing,
+    idle, pauses, run, run_or_shrink, tree,
 };
 use pandacore_gossip::{Kind, Output, Reject, State};
 
@@ -36,6 +36,47 @@ fn random_faults_break_no_rule_and_everybody_agrees_afterwards() {
     println!("{total:?}");
     // Each fault really happened, so that none is passed by not occurring.
     assert!(total.values().all(|&count| count > 0), "{total:?}");
+}
+
+/// Random plans that once broke a rule, made smaller.
+#[test]
+fn plans_that_failed_before_hold_now() {
+    let at = Duration::from_millis;
+    // Hosts died for each other at old stamps, and met again over connections of before: no hello told them the new ones.
+    let bridged = Plan {
+        seed: 6443,
+        hosts: 7,
+        late: 1,
+        actions: vec![
+            (at(12), Action::Publish(5, 20)),
+            (at(1_385), Action::Publish(3, 18)),
+            (at(1_586), Action::Publish(0, 3)),
+            (at(12_947), Action::Partition(vec![0, 0, 1, 1, 1, 0, 0])),
+            (at(28_382), Action::CrashAfter(4, 4)),
+            (at(33_265), Action::Partition(vec![1, 1, BRIDGE, 1, 1, 0, 0])),
+        ],
+        chaos: Duration::from_secs(90),
+        calm: Duration::from_secs(75),
+    };
+    // All seeds had left or died, and came back as strangers to those who stayed.
+    let seedless = Plan {
+        seed: 5894,
+        hosts: 6,
+        late: 1,
+        actions: vec![
+            (at(27_847), Action::Mute(2)),
+            (at(33_808), Action::Leave(1)),
+            (at(37_808), Action::CrashAfter(2, 3)),
+            (at(47_780), Action::Leave(0)),
+        ],
+        chaos: Duration::from_secs(50),
+        calm: Duration::from_secs(75),
+    };
+    for plan in [bridged, seedless] {
+        if let Err(violation) = run(&plan, &mut Untouched) {
+            panic!("seed {}: {violation}", plan.seed);
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pandacore_gossip::{
-    Class, Command, Crypto, Ed25519, Hello, HostId, HostRecord, Input, Node, Output, Pushed, Sig,
+    Class, Command, Crypto, Ed25519, Hello, HostId, HostRecord, Input, Node, Output, Pushed, Sig, StopReason,
 };
 use pandacore_matching::Rng;
 use quinn::{Connection, Endpoint, VarInt};
@@ -24,6 +24,8 @@ const MAX_DIALS: usize = 64;
 /// Datagrams that wait for a dial.
 const MAX_WAITING: usize = 8;
 const SAVE_EVERY: Duration = Duration::from_secs(60);
+/// How often a host without an address of its own looks whether it is reached elsewhere now.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a goodbye may take to be sent.
 const GOODBYE_TIME: Duration = Duration::from_millis(400);
 
@@ -31,6 +33,8 @@ struct Peer {
     outbox: Arc<Outbox>,
     connection: Option<Connection>,
     epoch: u32,
+    /// Where it said that it is, when the connection was made.
+    address: SocketAddr,
     waiting: Vec<Vec<u8>>,
     dialling: bool,
     retry: Option<Instant>,
@@ -48,9 +52,11 @@ pub(crate) struct Driver {
     state: Option<StateDir>,
     first: Vec<Output>,
     seeds: BTreeMap<SocketAddr, Option<HostId>>,
+    /// What is bound, when the address under which others reach it follows from that and may change.
+    follows: Option<SocketAddr>,
 }
 
-type Prepared = (Driver, Arc<Shared>, mpsc::UnboundedSender<Order>, [SocketAddr; 2]);
+type Prepared = (Driver, Arc<Shared>, mpsc::UnboundedSender<Order>, SocketAddr);
 
 fn local_address(bound: SocketAddr, seeds: &[SocketAddr]) -> SocketAddr {
     if !bound.ip().is_unspecified() {
@@ -186,8 +192,9 @@ pub(crate) fn prepare(options: Options) -> Result<Prepared, StartError> {
         state,
         first,
         seeds: pinned,
+        follows: (options.advertise.is_none() && bound.ip().is_unspecified()).then_some(bound),
     };
-    Ok((driver, shared, sender, [reached, bound]))
+    Ok((driver, shared, sender, bound))
 }
 
 impl Driver {
@@ -203,6 +210,7 @@ impl Driver {
             state,
             first,
             seeds,
+            follows,
         } = self;
         let (urgent, urgent_in) = mpsc::channel(1024);
         let (bulk, bulk_in) = mpsc::channel(8);
@@ -214,6 +222,7 @@ impl Driver {
             ticket,
             state,
             seeds,
+            follows,
             urgent,
             bulk,
             peers: BTreeMap::new(),
@@ -238,6 +247,7 @@ struct Loop {
     ticket: Option<(u64, Sig)>,
     state: Option<StateDir>,
     seeds: BTreeMap<SocketAddr, Option<HostId>>,
+    follows: Option<SocketAddr>,
     urgent: mpsc::Sender<Event>,
     bulk: mpsc::Sender<Event>,
     peers: BTreeMap<HostId, Peer>,
@@ -255,6 +265,8 @@ impl Loop {
     ) {
         let mut save = tokio::time::interval(SAVE_EVERY);
         save.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let accepting = self.endpoint.clone();
         while !self.ended {
             let wake = self.shared.node().wake();
@@ -282,6 +294,7 @@ impl Loop {
                 () = timer => self.step(Input::Tick),
                 Some(incoming) = accepting.accept() => self.accept(incoming),
                 _ = save.tick() => self.save(),
+                _ = look.tick(), if self.follows.is_some() => self.follow(),
                 Some(event) = bulk.recv() => self.event(event),
             }
         }
@@ -317,6 +330,26 @@ impl Loop {
         };
         self.carry_out();
         self.shared.signal.raise(version);
+    }
+
+    /// Tells everybody when this machine is reached under another address than before.
+    fn follow(&mut self) {
+        let Some(bound) = self.follows else { return };
+        let seeds: Vec<SocketAddr> = self.seeds.keys().copied().collect();
+        let address = local_address(bound, &seeds);
+        // Without a way to anybody it has no address at all for the moment: that is no news.
+        if address.ip().is_loopback() || address == self.shared.node().record().address {
+            return;
+        }
+        // Half of the connections lead to where it was. New ones are made as soon as there is something to send.
+        for peer in self.peers.values_mut() {
+            if let Some(connection) = peer.connection.take() {
+                connection.close(VarInt::from_u32(peer::REPLACED), b"this host has moved");
+            }
+            peer.outbox = Arc::default();
+        }
+        self.traffic();
+        self.step(Input::Command(Command::Readdress(address, None)));
     }
 
     fn event(&mut self, event: Event) {
@@ -367,6 +400,7 @@ impl Loop {
             outbox: Arc::default(),
             connection: None,
             epoch: record.epoch,
+            address: record.address,
             waiting: Vec::new(),
             dialling: false,
             retry: None,
@@ -384,6 +418,7 @@ impl Loop {
             peer.outbox = Arc::default();
         }
         peer.epoch = record.epoch;
+        peer.address = record.address;
         peer.datagram = datagram;
         peer.connection = Some(connection.clone());
         for bytes in std::mem::take(&mut peer.waiting) {
@@ -459,11 +494,20 @@ impl Loop {
             outbox: Arc::default(),
             connection: None,
             epoch,
+            address,
             waiting: Vec::new(),
             dialling: false,
             retry: None,
             datagram: 1_100,
         });
+        if peer.address != address {
+            // It has moved: what was sent there would be lost until the connection ends by itself.
+            peer.address = address;
+            if let Some(old) = peer.connection.take() {
+                old.close(VarInt::from_u32(peer::REPLACED), b"this host has moved");
+                peer.outbox = Arc::default();
+            }
+        }
         if peer.connection.is_none() && !peer.dialling {
             if peer.retry.is_some_and(|at| Instant::now() < at) {
                 return None;
@@ -536,7 +580,8 @@ impl Loop {
                     if let Some(state) = &self.state
                         && state.write_epoch(epoch).is_err()
                     {
-                        // Going on would allow this epoch to be used twice.
+                        *lock(&self.shared.stopped) = Some(StopReason::CounterNotWritten);
+                        self.endpoint.close(VarInt::from_u32(0), b"");
                         self.ended = true;
                         return;
                     }

@@ -201,7 +201,6 @@ pub struct Handle {
     shared: Arc<Shared>,
     orders: mpsc::UnboundedSender<Order>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    address: SocketAddr,
     bound: SocketAddr,
     pid: u32,
 }
@@ -211,7 +210,7 @@ pub struct Handle {
 /// # Errors
 /// [`StartError`]; nothing runs then.
 pub fn start(options: Options) -> Result<Handle, StartError> {
-    let (driver, shared, orders, [address, bound]) = driver::prepare(options)?;
+    let (driver, shared, orders, bound) = driver::prepare(options)?;
     let thread = std::thread::Builder::new()
         .name("pandacore-node".into())
         .spawn(move || driver.run())
@@ -220,17 +219,16 @@ pub fn start(options: Options) -> Result<Handle, StartError> {
         shared,
         orders,
         thread: Mutex::new(Some(thread)),
-        address,
         bound,
         pid: std::process::id(),
     })
 }
 
 impl Handle {
-    /// Where others reach it.
+    /// Where others reach it; it follows the machine when that gets another address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.read(|node| node.record().address)
     }
 
     /// Where it listens.

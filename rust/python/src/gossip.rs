@@ -316,6 +316,9 @@ impl PyNode {
         Err(StateError::new_err(match self.handle.stopped() {
             Some(StopReason::KeyInUse { .. }) => "the node stopped: another process runs with the same key",
             Some(StopReason::EpochsUsedUp) => "the node stopped: its start counter is used up",
+            Some(StopReason::CounterNotWritten) => {
+                "the node stopped: its start counter could not be written to its state folder"
+            }
             None => "the node has ended",
         }))
     }
@@ -445,11 +448,12 @@ impl PyNode {
         })
     }
 
-    /// Why the node stopped by itself: "key in use", "epochs used up" or None.
+    /// Why the node stopped by itself: "key in use", "epochs used up", "start counter not written" or None.
     fn stop_reason(&self) -> PyResult<Option<&'static str>> {
         Ok(self.own()?.stopped().map(|reason| match reason {
             StopReason::KeyInUse { .. } => "key in use",
             StopReason::EpochsUsedUp => "epochs used up",
+            StopReason::CounterNotWritten => "start counter not written",
         }))
     }
 

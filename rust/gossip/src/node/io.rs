@@ -170,6 +170,8 @@ pub enum StopReason {
     },
     /// The counter of starts has reached its end.
     EpochsUsedUp,
+    /// The counter of starts could not be written down: going on would allow an epoch to be used twice.
+    CounterNotWritten,
 }
 
 /// Why something that arrived was refused. The node's state is unchanged in every case.

@@ -685,7 +685,9 @@ impl Network {
     /// still, or packets do not arrive. Else it is kept alive.
     fn expired(&self, from: usize, to: usize) -> bool {
         let (a, b) = (&self.hosts[from], &self.hosts[to]);
-        let carries = [a, b].iter().all(|host| host.node.is_some() && host.paused <= self.now)
+        let carries = [a, b]
+            .iter()
+            .all(|host| host.node.is_some() && host.paused <= self.now)
             && self.reachable(from, to)
             && self.reachable(to, from)
             && self.links.get(&(to, from)).is_some_and(|link| link.up);
