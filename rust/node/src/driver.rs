@@ -567,8 +567,8 @@ impl Loop {
                         peer.outbox.urgent.notify_one();
                     }
                 }
-                Output::Contact { host, address } => {
-                    let host = host.or_else(|| self.seeds.get(&address).copied().flatten());
+                Output::Contact { address } => {
+                    let host = self.seeds.get(&address).copied().flatten();
                     let busy = host
                         .and_then(|host| self.peers.get(&host))
                         .is_some_and(|peer| peer.dialling || peer.connection.is_some());

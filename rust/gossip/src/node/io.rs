@@ -141,8 +141,6 @@ pub enum Output {
     },
     /// Open a connection, if there is none to that address.
     Contact {
-        /// Who should be there, if that is known.
-        host: Option<HostId>,
         /// Where.
         address: SocketAddr,
     },

@@ -550,7 +550,7 @@ impl Node {
                 .live_records()
                 .any(|r| r.address == address || r.other == Some(address));
             if !known {
-                out.push(Output::Contact { host: None, address });
+                out.push(Output::Contact { address });
             }
         }
     }

@@ -919,7 +919,7 @@ impl Network {
                         self.send(host, to, Payload::Stream(bytes));
                     }
                 }
-                Output::Contact { address: to, .. } => {
+                Output::Contact { address: to } => {
                     let number = (0..self.hosts.len()).find(|&h| address(h) == to);
                     if let Some(to) = number
                         && to != host
