@@ -245,6 +245,24 @@ async def test_one_process_owns_a_state_folder_and_starts_are_counted(tmp_path: 
         assert node.epoch == 2
 
 
+async def test_a_host_that_moves_to_another_collective_takes_nobody_along(tmp_path: Path) -> None:
+    """FC-22: its folder still has the addresses of the first one."""
+    mine, other = KeyPair.generate(), bytes([77]) * 32
+    async with (
+        Node.start(KeyPair.generate(), HOME) as old,
+        Node.start(KeyPair.generate(), other) as new,
+    ):
+        async with Node.start(mine, HOME, seeds=[old.address], state_dir=tmp_path) as first:
+            await first.join(10)
+        assert old.address in (tmp_path / "addresses").read_text()
+        async with Node.start(mine, other, seeds=[new.address], state_dir=tmp_path) as moved:
+            assert (await moved.join(10)).complete
+            assert {m.id for m in moved.members()} == {mine.public, new.id}
+            assert {m.id for m in new.members()} == {mine.public, new.id}
+            assert moved.epoch == 2
+        assert [m.state for m in old.members() if m.id == mine.public] == ["left"]
+
+
 def test_bad_addresses_are_named() -> None:
     for bad in ("nowhere", "127.0.0.1:port", "no.such.name.invalid:1"):
         with pytest.raises(errors.ConfigError):

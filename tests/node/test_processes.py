@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,3 +195,25 @@ async def test_an_entry_that_breaks_is_told_with_what_it_wrote(entry: str) -> No
             lines = [line async for line in launcher.logs(host)]
         assert any("the entry broke" in line for line in lines)
         assert await launcher.hosts() == []
+
+
+async def test_a_host_that_cannot_write_its_start_counter_down_stops_and_says_so(
+    entry: str, tmp_path: Path
+) -> None:
+    key = KeyPair.generate()
+    async with LocalLauncher() as launcher:
+        handle = await launcher.start(HostSpec(HOME, entry=entry, arguments={"number": 1}))
+        seeds = launcher.seeds()
+        earlier = Node.start(key, HOME, seeds=seeds)
+        await earlier.join(10)
+        earlier.close(leave=False)
+        # The other one keeps still until the folder is such that nothing can be written to it.
+        os.kill(handle.pid, signal.SIGSTOP)
+        again = Node.start(key, HOME, seeds=seeds, state_dir=tmp_path)
+        (tmp_path / "epoch.new").mkdir()
+        os.kill(handle.pid, signal.SIGCONT)
+        with pytest.raises(errors.StateError, match="start counter not written"):
+            await again.join(20)
+        assert again.ended
+        assert (tmp_path / "epoch").read_text() == "1\n"
+        again.close()

@@ -33,7 +33,7 @@ struct Peer {
     outbox: Arc<Outbox>,
     connection: Option<Connection>,
     epoch: u32,
-    /// Where it said that it is, when the connection was made.
+    /// Where its newest record said that it is, when the connection was made.
     address: SocketAddr,
     waiting: Vec<Vec<u8>>,
     dialling: bool,
@@ -395,12 +395,17 @@ impl Loop {
             self.dials -= 1;
         }
         let Link { host, connection, .. } = link;
+        // A host that was killed and kept no counter says less in its hello than is known of its earlier start.
+        let address = match self.shared.node().record_of(&host) {
+            Some(known) if known.stamp() >= record.stamp() => known.address,
+            _ => record.address,
+        };
         let datagram = connection.max_datagram_size().unwrap_or(1_100);
         let peer = self.peers.entry(host).or_insert_with(|| Peer {
             outbox: Arc::default(),
             connection: None,
             epoch: record.epoch,
-            address: record.address,
+            address,
             waiting: Vec::new(),
             dialling: false,
             retry: None,
@@ -418,7 +423,7 @@ impl Loop {
             peer.outbox = Arc::default();
         }
         peer.epoch = record.epoch;
-        peer.address = record.address;
+        peer.address = address;
         peer.datagram = datagram;
         peer.connection = Some(connection.clone());
         for bytes in std::mem::take(&mut peer.waiting) {
