@@ -82,10 +82,15 @@ async def _measure(bench: Bench, agents: int, child: subprocess.Popen[str]) -> N
     bench.emit("bytes_per_agent", total / agents, "B", agents=agents, part="replica and registry, RSS")
 
     changed = max(1, agents // 100)
+    cold = (await asyncio.to_thread(_ask, child, "sent"))["sent"]
     start = time.perf_counter()
     answer = await asyncio.to_thread(_ask, child, f"change {changed}")
     await _until_root(node, answer["root"])
     bench.emit("tail_seconds", time.perf_counter() - start, "s", agents=agents, changed=changed)
+    tail = (await asyncio.to_thread(_ask, child, "sent"))["sent"] - cold
+    # What the same rows took in the cold join, signatures and frames included.
+    needed = cold / agents * changed
+    bench.emit("tail_bytes", tail, "B", agents=agents, changed=changed, times_needed=round(tail / needed, 3))
     child_rss = await asyncio.to_thread(_ask, child, "rss")
     bench.emit("publisher_rss_bytes", child_rss["rss"], "B", agents=agents)
     await node.leave()
@@ -137,6 +142,8 @@ def main(agents: int, seed: int) -> None:
                 _say(root=node.root().hex())
             case ["rss"]:
                 _say(rss=_rss())
+            case ["sent"]:
+                _say(sent=node.counters()["frame_bytes_out"])
             case ["change", count]:
                 # New agents: a change of 1 % of the rows, as far as the replica is concerned.
                 extra += int(count)
