@@ -52,13 +52,20 @@ pub(crate) struct Driver {
     state: Option<StateDir>,
     first: Vec<Output>,
     seeds: BTreeMap<SocketAddr, Option<HostId>>,
-    /// What is bound, when the address under which others reach it follows from that and may change.
-    follows: Option<SocketAddr>,
+    follows: Option<Route>,
+}
+
+/// From what the address follows under which others reach a host that is bound to none in particular. It may change.
+#[derive(Clone, Copy)]
+struct Route {
+    bound: SocketAddr,
+    /// The first seed.
+    toward: Option<SocketAddr>,
 }
 
 type Prepared = (Driver, Arc<Shared>, mpsc::UnboundedSender<Order>, SocketAddr);
 
-fn local_address(bound: SocketAddr, seeds: &[SocketAddr]) -> SocketAddr {
+fn local_address(Route { bound, toward }: Route) -> SocketAddr {
     if !bound.ip().is_unspecified() {
         return bound;
     }
@@ -68,7 +75,7 @@ fn local_address(bound: SocketAddr, seeds: &[SocketAddr]) -> SocketAddr {
         SocketAddr::V6(_) => (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
     };
     // Connecting a UDP socket sends nothing; it only picks the route.
-    let route = seeds.first().or(Some(&far)).and_then(|seed| {
+    let local = |seed: SocketAddr| {
         let any: SocketAddr = if seed.is_ipv4() {
             ([0, 0, 0, 0], 0).into()
         } else {
@@ -77,8 +84,8 @@ fn local_address(bound: SocketAddr, seeds: &[SocketAddr]) -> SocketAddr {
         let socket = UdpSocket::bind(any).ok()?;
         socket.connect(seed).ok()?;
         socket.local_addr().ok()
-    });
-    let ip = route.map_or_else(|| Ipv4Addr::LOCALHOST.into(), |address| address.ip());
+    };
+    let ip = local(toward.unwrap_or(far)).map_or_else(|| Ipv4Addr::LOCALHOST.into(), |address| address.ip());
     SocketAddr::new(ip, bound.port())
 }
 
@@ -134,7 +141,11 @@ pub(crate) fn prepare(options: Options) -> Result<Prepared, StartError> {
     let mut rng = Rng::new(options.seed.unwrap_or_else(|| word(0)));
     let crypto: Arc<dyn Crypto> = Arc::new(Ed25519(options.key));
     let me = crypto.id();
-    let reached = options.advertise.unwrap_or_else(|| local_address(bound, &seeds));
+    let route = Route {
+        bound,
+        toward: seeds.first().copied(),
+    };
+    let reached = options.advertise.unwrap_or_else(|| local_address(route));
     let record = HostRecord {
         host: me,
         epoch,
@@ -192,7 +203,7 @@ pub(crate) fn prepare(options: Options) -> Result<Prepared, StartError> {
         state,
         first,
         seeds: pinned,
-        follows: (options.advertise.is_none() && bound.ip().is_unspecified()).then_some(bound),
+        follows: (options.advertise.is_none() && bound.ip().is_unspecified()).then_some(route),
     };
     Ok((driver, shared, sender, bound))
 }
@@ -247,7 +258,7 @@ struct Loop {
     ticket: Option<(u64, Sig)>,
     state: Option<StateDir>,
     seeds: BTreeMap<SocketAddr, Option<HostId>>,
-    follows: Option<SocketAddr>,
+    follows: Option<Route>,
     urgent: mpsc::Sender<Event>,
     bulk: mpsc::Sender<Event>,
     peers: BTreeMap<HostId, Peer>,
@@ -334,9 +345,8 @@ impl Loop {
 
     /// Tells everybody when this machine is reached under another address than before.
     fn follow(&mut self) {
-        let Some(bound) = self.follows else { return };
-        let seeds: Vec<SocketAddr> = self.seeds.keys().copied().collect();
-        let address = local_address(bound, &seeds);
+        let Some(route) = self.follows else { return };
+        let address = local_address(route);
         // Without a way to anybody it has no address at all for the moment: that is no news.
         if address.ip().is_loopback() || address == self.shared.node().record().address {
             return;
