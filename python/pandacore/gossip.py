@@ -544,7 +544,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Where others reach it, as ``host:port``; a seed for them. It follows the machine to a new address."""
+        """Where others reach it now, as ``host:port``; a seed for them."""
         return self._core.address
 
     @property
