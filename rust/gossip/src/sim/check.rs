@@ -75,7 +75,7 @@ impl fmt::Display for Violation {
 /// Remembers what was seen, and compares.
 pub struct Checker {
     seen: Vec<BTreeMap<usize, Observation>>,
-    /// Start and epoch of the observer when `seen` was written: a new start knows nothing.
+    /// Start of each host, after which it knows nothing, and the epoch that it was last seen to use; 0: none yet.
     lives: Vec<(u64, u32)>,
     used: Vec<Vec<u32>>,
     records: BTreeMap<(usize, u32, u32), u64>,
@@ -109,17 +109,19 @@ impl Checker {
     /// A [`Violation`].
     pub fn own(&mut self, network: &Network, host: usize, own: &Own) -> Result<(), Violation> {
         let (epoch, incarnation) = own.stamp;
-        let life = (network.starts(host), epoch);
-        if life != self.lives[host] && !network.forgetful(host) {
+        let start = network.starts(host);
+        if start != self.lives[host].0 {
+            self.lives[host] = (start, 0);
+            self.own[host] = None;
+            self.seen[host].clear();
+            self.down_since.retain(|(observer, _), _| *observer != host);
+        }
+        if epoch != self.lives[host].1 && !network.forgetful(host) {
             if self.used[host].iter().any(|&used| used >= epoch) {
                 return network.broken(format!("host {host} uses epoch {epoch} again"));
             }
             self.used[host].push(epoch);
-            if life.0 != self.lives[host].0 {
-                self.seen[host].clear();
-                self.down_since.retain(|(observer, _), _| *observer != host);
-            }
-            self.lives[host] = life;
+            self.lives[host].1 = epoch;
             self.own[host] = None;
         }
         if epoch > network.epoch(host) {
