@@ -309,10 +309,10 @@ impl Handle {
         *lock(&self.shared.stopped)
     }
 
-    /// Whether the node's thread has ended.
+    /// Whether the node's thread has ended, or is about to: it has stopped itself.
     #[must_use]
     pub fn ended(&self) -> bool {
-        self.orders.is_closed()
+        self.orders.is_closed() || self.stopped().is_some()
     }
 
     /// What was counted on the sockets.
