@@ -10,7 +10,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from pandacore.errors import ConfigError, StateError
+from pandacore.errors import ConfigError, PandacoreError, StateError
 from pandacore.names import capability_name, display_name
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def agents_of(place: str) -> list[object]:
     """
     import importlib
     import sys
+    import traceback
     from pathlib import Path
 
     module, colon, name = place.partition(":")
@@ -254,6 +255,15 @@ def agents_of(place: str) -> list[object]:
     except (ImportError, ValueError) as error:
         raise ConfigError(
             f"the module cannot be imported: {error}", where=place, hint="check its name and path"
+        ) from error
+    except PandacoreError:
+        raise
+    except Exception as error:  # whatever the module does when it is imported
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"the module cannot be imported: {type(error).__name__}: {error}",
+            where=place,
+            hint=f"see {at.filename}, line {at.lineno}",
         ) from error
     finally:
         sys.path.remove(folder)

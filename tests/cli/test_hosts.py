@@ -166,6 +166,9 @@ def test_a_dead_seed_and_a_killed_host_end_in_typed_errors(
 ) -> None:
     missing = pandacore("up", "no_such_module")
     assert (missing.code, "no_such_module" in missing.err) == (2, True)
+    (tmp_path / "broken.py").write_text("import pandacore as pc\n\npc.agent('no keyword')\n")
+    broken = pandacore("up", str(tmp_path / "broken.py"))
+    assert (broken.code, "TypeError" in broken.err, "broken.py, line 3" in broken.err) == (2, True, True)
     with up(tmp_path, "crew:worker") as (process, said):
         os.kill(said["pid"], signal.SIGKILL)
         process.wait(5)
